@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sluice import settings
+from sluice.contrib.access import signature
+from sluice.contrib.formats import influx_probes as influx
 from sluice.fastlane.interface import Options
-from sluice.formats.registry import load_routes, load_signed
-from sluice.http import influx, own, replies, request, signature
+from sluice.http import own, replies, request
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected
 from sluice.http.request import OwnAnswer
 from sluice.http.routes import OK, Reply
 from sluice.http.tell import Teller
+from sluice.routes import load_routes, load_signed
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Group
 

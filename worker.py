@@ -29,11 +29,10 @@ from redis.exceptions import ResponseError
 from sluice import settings
 from sluice.account import SHARED, Publisher, shared
 from sluice.base import counters, daemon
-from sluice.elsewhere.outbox import Outbox
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import load_streams
+from sluice.contrib.access.senders import Senders
+from sluice.contrib.destinations.outbox import Outbox
+from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD, FOREVER, Keep
-from sluice.senders import Senders
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
@@ -47,6 +46,7 @@ from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Full, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.body import WITHOUT_ROWS
+from sluice.streams.built_in import load_streams
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 

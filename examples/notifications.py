@@ -11,7 +11,7 @@ If joe likes photo 7 again, the feed has that once, with the later time.
 import contextlib
 
 from sluice import OK, Route
-from sluice.views import feed
+from sluice.contrib.views import feed
 
 ROUTES = {"/notifications": Route("notifications", OK)}
 VIEWS = {"/notifications/feed": feed("notifications", key="user", cap=100, member=("kind", "actor", "object"))}

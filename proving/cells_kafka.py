@@ -23,7 +23,7 @@ from proving.site import Trouble, wait
 from sluice.run import launch
 
 if TYPE_CHECKING:  # its client is an optional package
-    from sluice.spool.kafka.admin import Positions
+    from sluice.contrib.kafka.admin import Positions
 
 PORTS = 9092, 9093  # of each broker: for clients, for the other controllers
 IN_FLIGHT = 1.0  # seconds without a record after which nothing of a stopped gateway is on its way
@@ -51,7 +51,7 @@ class KafkaCells(Cells):
         """Start the brokers of all machines."""
         if not kafka.available():
             raise Trouble(kafka.MISSING)
-        from sluice.spool.kafka.admin import Admin
+        from sluice.contrib.kafka.admin import Admin
 
         kafka.prepare()
         self.cluster = kafka.new_id()

@@ -33,7 +33,7 @@ from proving.read import Reads
 from proving.report import KINDS, judged, markdown, without_service
 from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
 from proving.views import VIEWS as OWN
-from sluice import views
+from sluice.contrib import views
 from sluice.run.configure import ROOT
 from sluice.settings import Settings
 

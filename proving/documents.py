@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from sluice.contrib.page import exporter
 from sluice.ops import __main__ as command
-from sluice.run import exporter
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs/protocol"

@@ -249,7 +249,7 @@ def views_redis(tmp: Path, **config: object) -> contextlib.AbstractContextManage
 @contextlib.contextmanager
 def follower(tmp: Path, env: Mapping[str, object] | None = None) -> Iterator[Server]:
     """The follower of the database and the views' Redis in `tmp`. The views may not be built yet."""
-    command, log = [sys.executable, "-m", "sluice.run.follow"], tmp / "follower.out"
+    command, log = [sys.executable, "-m", "sluice.contrib.views.follow"], tmp / "follower.out"
     with running(command, log, environment(tmp, env)) as process:
         yield Server(process, log, tmp)
 
@@ -296,7 +296,7 @@ def reader(
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", "--workers", 1, *args]
     command += ["-k", worker_class] if worker_class else []
     command += [word for path in sockets for word in ("--bind", f"unix:{path}")]
-    return _gunicorn(tmp, "reader", sockets, [*command, "serve:app"], surroundings)
+    return _gunicorn(tmp, "reader", sockets, [*command, "sluice.contrib.views.serve:app"], surroundings)
 
 
 @contextlib.contextmanager

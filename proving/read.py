@@ -29,7 +29,7 @@ from urllib.parse import urlencode
 from proving.answers import Positions, Series, Votes, Wrong, require
 from proving.load import FRESH, PATIENCE, REST, SPAN, UNANSWERED, Book, unverified
 from proving.views import CAP
-from sluice.views import VIEWS, Feed
+from sluice.contrib.views import VIEWS, Feed
 
 LATEST, TRAIL, BATTERIES = "/gps/latest", "/gps/trail", "/drill/batteries"
 TALLIES = "/votes/tally", "/drill/tally"

@@ -21,8 +21,10 @@ from proving import engines, harness
 from proving.destinations import DESTINATIONS
 from proving.load import PATIENCE, unverified
 from proving.store import STREAM, Postgres, Sqlite
-from sluice import settings, views
+from sluice import settings
 from sluice.base import connect
+from sluice.contrib import views
+from sluice.contrib.views.contract import crowded, fingerprint
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
@@ -30,7 +32,6 @@ from sluice.settings import VIEWS_SOCKET
 from sluice.spool.contract import Keys
 from sluice.spool.errors import SPOOL_ERRORS
 from sluice.store.types import Unavailable
-from sluice.views.contract import crowded, fingerprint
 
 T = TypeVar("T")
 KEYS = Keys.of(STREAM)

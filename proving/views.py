@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.views import feed, tally
+from sluice.contrib.views import feed, tally
 
 CAP = 10
 

@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sluice.contrib.access.signed import signed
     from sluice.http.routes import NO_CONTENT, OK, Reply, Route, reply
     from sluice.streams.record import Limits, Record, Reject
     from sluice.streams.registry import Stream, stream
-    from sluice.streams.signature import signed
     from sluice.streams.times import nanoseconds
 
 __all__ = [

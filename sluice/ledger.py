@@ -14,13 +14,17 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from sluice import senders, settings, views
+from sluice import settings
 from sluice.account import LATE_INTERVALS, SHARED, STATES, Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare
-from sluice.formats.registry import load_routes
-from sluice.formats.streams import load_streams
+from sluice.contrib import views
+from sluice.contrib.access import senders
+from sluice.contrib.views import figures
+from sluice.contrib.views.client import ViewsClient
+from sluice.contrib.views.kinds.view import ViewFigures
+from sluice.routes import load_routes
 from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
@@ -29,9 +33,7 @@ from sluice.spool.inspector import Inspector, Process, Snapshot
 from sluice.store.registry import check_store, open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
-from sluice.views import figures
-from sluice.views.client import ViewsClient
-from sluice.views.kinds.view import ViewFigures
+from sluice.streams.built_in import load_streams
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 3.0  # for a reply of Redis; an operator is waiting too
@@ -147,13 +149,13 @@ class Observer:
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
         refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
-        senders: as from `sluice.senders.listed`
+        senders: as from `sluice.contrib.access.senders.listed`
         commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
         cells: as from `cells`
         disk: bytes of the file system with the data: free, and size
-        views: a list with the fields of `sluice.views.kinds.view.ViewFigures`; empty if INGEST_VIEWS is `off`
+        views: a list with the fields of `sluice.contrib.views.kinds.view.ViewFigures`; empty if INGEST_VIEWS is `off`
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """

@@ -129,7 +129,7 @@ def seconds(age: re.Match[str]) -> int | None:
 
 
 def rows(text: str) -> ByStream[str | None]:
-    """URLs of destinations (sluice/elsewhere/registry.py); None: a table of the database."""
+    """URLs of destinations (sluice/contrib/destinations/registry.py); None: a table of the database."""
     between = r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))"  # not the commas between the brokers of a URL
     expected = "store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store"
     found = by_stream(text, rf"(?P<url>[a-z0-9]+://\S+)|{STORE}", expected, between)
@@ -257,7 +257,7 @@ def path(text: str) -> Path:
 
 
 def spool(text: str) -> str:
-    """`parse` in sluice/base/connect.py and `Address` in sluice/spool/kafka/admin.py read the parts of the URLs."""
+    """`parse` in sluice/base/connect.py and `Address` in sluice/contrib/kafka/admin.py read the parts of the URLs."""
     if text.startswith("kafka:"):
         if not re.fullmatch(KAFKA_URL, text, re.ASCII):
             raise ValueError("kafka://HOST:PORT,HOST:PORT, or kafka://…?partitions=N&replicas=N&properties=/PATH")

@@ -15,9 +15,9 @@ import redis as redis_client
 from proving import harness
 from proving.harness import Server, ask, installation, post, short_tmp
 from sluice import settings
-from sluice.formats.registry import ROUTES
-from sluice.formats.streams import STREAMS
+from sluice.routes import ROUTES
 from sluice.run import configure
+from sluice.streams.built_in import STREAMS
 
 poll = harness.poll
 MAX_BATCH = settings.load({}).max_batch

@@ -22,7 +22,7 @@ from influxdb_client.client.write_api import SYNCHRONOUS
 
 from proving import harness
 from proving.harness import Server, ask, chain, request, short_tmp
-from sluice.formats.loki import messages
+from sluice.contrib.formats.loki import messages
 from support.sender_configs import samples
 
 poll = harness.poll

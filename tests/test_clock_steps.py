@@ -17,9 +17,9 @@ import pytest
 from proving.clock import PROGRAMS, Clock
 from proving.harness import ROOT, Server, ask, database, get, installation, poll, post
 from sluice.base import connect
+from sluice.contrib.views import contract
 from sluice.settings import VIEWS_SOCKET
 from sluice.spool.contract import LEASE_SECONDS, Keys
-from sluice.views import contract
 
 VOTES = Keys.of("votes")
 HOUR, YEAR = 3600, 365 * 86_400

@@ -19,18 +19,20 @@ import tomllib
 import ingest
 import sluice
 from proving import documents, harness
-from sluice import settings, views
+from sluice import settings
+from sluice.contrib import views
+from sluice.contrib.access import signature as webhooks
+from sluice.contrib.access import signed as signature
+from sluice.contrib.kafka import inlet as kafka_inlet
 from sluice.fastlane.answers import BROKEN
-from sluice.formats.registry import ROUTES
-from sluice.formats.streams import STREAMS
 from sluice.http import replies, routes
-from sluice.http import signature as webhooks
 from sluice.ops import __main__ as command
+from sluice.routes import ROUTES
 from sluice.spool import contract, errors
-from sluice.spool.kafka import inlet as kafka_inlet
 from sluice.store.sqlite.table import Table
 from sluice.store.tables import TABLES
-from sluice.streams import logs, signature
+from sluice.streams import logs
+from sluice.streams.built_in import STREAMS
 from support.table_of_cases import check_each_row
 
 HTTP, SPOOL, DATABASE, OPERATOR = (
@@ -94,7 +96,7 @@ def test_the_table_of_views_is_the_declaration_of_the_built_in_ones():
 
 
 def test_the_table_of_answers_to_reads_has_the_errors_that_reader_and_nginx_give():
-    source = (harness.ROOT / "serve.py").read_text()
+    source = (harness.ROOT / "sluice/contrib/views/serve.py").read_text()
     given = set(re.findall(r'problem\("(\d+)', source)) | {replies.GET_ONLY.status[:3], "503"}
     answers = " ".join(cells[0] for cells in table(HTTP, "when", "`cap`").values())
     assert set(re.findall(r"\b[45]\d\d\b", answers)) == given | {"401", "403", "421", "429", "502", "504"}
@@ -123,7 +125,7 @@ def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
 def test_the_fields_of_the_counts_are_those_that_the_processes_count():
     sources = "".join(
         (harness.ROOT / name).read_text()
-        for name in ("ingest.py", "sluice/spool/inlet.py", "sluice/senders.py", "worker.py")
+        for name in ("ingest.py", "sluice/spool/inlet.py", "sluice/contrib/access/senders.py", "worker.py")
     )
     counted = set(re.findall(r"\.(?:counter|counters|histogram)[(\[]f?\"(\w+)", sources))
     assert {field.split()[0] for field in table(SPOOL, "field")} == counted

@@ -29,12 +29,12 @@ import ingest
 from proving import harness
 from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
 from proving.harness import request as send
-from sluice.formats.prometheus import messages
-from sluice.formats.registry import ROUTES
-from sluice.formats.streams import STREAMS
+from sluice.contrib.formats.prometheus import messages
 from sluice.http import written
 from sluice.http.replies import NO_LENGTH, Rejected
 from sluice.http.request import read, sender_head
+from sluice.routes import ROUTES
+from sluice.streams.built_in import STREAMS
 from sluice.streams.message import parse, sender
 from sluice.streams.record import Gps, Limits, Log
 from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server

@@ -18,11 +18,13 @@ import pytest
 import worker
 from sluice import settings
 from sluice.base import connect, daemon
-from sluice.formats.streams import STREAMS
-from sluice.run import page, rejections, scale, supervise
+from sluice.contrib.autoscale import scale
+from sluice.contrib.kafka import inlet as kafka
+from sluice.contrib.page import page, rejections
+from sluice.contrib.views import follower, lease, refresh
+from sluice.run import supervise
 from sluice.spool import inlet
-from sluice.spool.kafka import inlet as kafka
-from sluice.views import follower, lease, refresh
+from sluice.streams.built_in import STREAMS
 
 
 class Over(BaseException):

@@ -15,13 +15,13 @@ import redis as client
 import worker as program
 from proving.harness import ROOT, Server, ask, environment, redis_server
 from sluice import settings
-from sluice.formats.streams import STREAMS
 from sluice.spool.contract import Keys
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.entries import Entries
 from sluice.store.registry import open_store
 from sluice.streams import registry
+from sluice.streams.built_in import STREAMS
 from support.operator_verbs import sluice, status
 
 LIMITS = registry.limits(settings.load({}))

@@ -20,8 +20,8 @@ import pytest
 
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, installation, running, short_tmp
-from sluice.formats.prometheus import messages
-from sluice.formats.protobuf import uncompress, wrapped
+from sluice.contrib.formats.prometheus import messages
+from sluice.contrib.formats.protobuf import uncompress, wrapped
 from sluice.streams.body import Budget
 from sluice.streams.record import Limits
 from support.answering_proxy import AnsweringProxy, closing, reply

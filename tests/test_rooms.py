@@ -14,7 +14,7 @@ from pathlib import Path
 from proving.harness import ROOT
 
 TOUR = (ROOT / "docs/TOUR.md").read_text()
-PROGRAMS = [ROOT / name for name in ("gunicorn.conf.py", "ingest.py", "serve.py", "worker.py")]
+PROGRAMS = [ROOT / name for name in ("gunicorn.conf.py", "ingest.py", "worker.py")]
 
 
 def module(path: Path) -> str:

@@ -41,9 +41,8 @@ from proving.harness import (
 from sluice import settings
 from sluice.account import Publisher
 from sluice.base.counters import SECONDS, Counts
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.protobuf import wrapped
-from sluice.formats.streams import STREAMS
+from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.formats.protobuf import wrapped
 from sluice.spool.claim import Claim
 from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
@@ -54,6 +53,7 @@ from sluice.store.entries import Entries, PartialDecode
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import NewerTables, Outcome, Unavailable
 from sluice.streams import registry
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits, Reject, Vote
 from sluice.streams.registry import Stream
 from support.operator_verbs import sluice

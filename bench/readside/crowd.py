@@ -12,10 +12,10 @@ from proving import harness
 from proving.postgres import Postgres, postgres_server
 from readside.site import FOLLOWER, Site, Targets
 from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
+from sluice.contrib.views import contract
+from sluice.contrib.views.kinds import feed as feeds
+from sluice.contrib.views.kinds.latest import ORDER_BYTES
 from sluice.settings import VIEWS_SOCKET
-from sluice.views import contract
-from sluice.views.kinds import feed as feeds
-from sluice.views.kinds.latest import ORDER_BYTES
 
 OURS, PYPY, NOOP, FILE, LUA = "Sluice, CPython", "Sluice, PyPy", "nginx -> C no-op", "nginx, a file", "nginx Lua GET"
 WEBDIS, USUAL, USUAL_PYPY = "webdis", "gevent, redis-py, CPython", "gevent, redis-py, PyPy"

@@ -12,7 +12,7 @@ AHEAD, CACHE = "refresh-ahead", "plain cache"
 TARGET = "/votes/tally?poll=cookies"
 SLOWEST = 50.0  # ms
 VIEWS = """
-from sluice.views import tally
+from sluice.contrib.views import tally
 
 VIEWS = {"/votes/tally": tally("votes", key="poll", by="choice", period=%g)}
 """

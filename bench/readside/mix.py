@@ -10,11 +10,11 @@ import msgspec
 
 import rig
 from readside.site import FOLLOWER, WORKER, Site, Targets
-from sluice.formats.streams import load_streams
+from sluice.contrib.views import Feed, contract
+from sluice.contrib.views.check import Checker
+from sluice.contrib.views.kinds import feed as feeds
 from sluice.settings import VIEWS_SOCKET
-from sluice.views import Feed, contract
-from sluice.views.check import Checker
-from sluice.views.kinds import feed as feeds
+from sluice.streams.built_in import load_streams
 
 MODULE = rig.ROOT / "examples/notifications.py"
 PATH = "/notifications/feed"

@@ -15,13 +15,14 @@ import redis
 
 from proving import harness
 from rig.stand import UNBOUNDED
-from sluice import settings, views
+from sluice import settings
+from sluice.contrib import views
+from sluice.contrib.views import contract
 from sluice.run import configure
 from sluice.settings import VIEWS_SOCKET
 from sluice.spool.inlet import Inlet
-from sluice.views import contract
 
-FOLLOWER: tuple[object, ...] = ("-m", "sluice.run.follow")
+FOLLOWER: tuple[object, ...] = ("-m", "sluice.contrib.views.follow")
 WORKER: tuple[object, ...] = ("worker.py", "run")
 PIECE = 5_000  # bodies of one commit
 
@@ -55,7 +56,10 @@ class Site:
         """Start the reader."""
         sockets = self.settings.reader_sockets
         command = [rig.OURS[runtime], "-m", "gunicorn", "-c", rig.ROOT / "gunicorn.conf.py", "--workers", 1]
-        command += [*itertools.chain(*(("--bind", f"unix:{path}") for path in sockets)), "serve:app"]
+        command += [
+            *itertools.chain(*(("--bind", f"unix:{path}") for path in sockets)),
+            "sluice.contrib.views.serve:app",
+        ]
         return self.stand.run(self.home, command, self.env, sockets[0], "reader")
 
     def gateway(self, runtime: str) -> harness.Server:

@@ -5,8 +5,7 @@ import os
 import redis
 
 from expensive import compute
-from sluice.run import follow
-from sluice.views import Tally
+from sluice.contrib.views import Tally, follow
 
 r = redis.Redis(unix_socket_path=os.environ["INGEST_SPOOL"])
 count = Tally.count

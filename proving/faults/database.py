@@ -18,9 +18,9 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from proving.store import Postgres, Sqlite, Store
+from sluice.contrib.views import Tally
+from sluice.contrib.views.contract import kept
 from sluice.spool.contract import LEASE_SECONDS
-from sluice.views import Tally
-from sluice.views.contract import kept
 
 
 @fault("store-locked", "another client holds the lock of the database")

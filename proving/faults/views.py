@@ -12,9 +12,9 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped
 from proving.read import TRAIL, TRAIL_CAP
 from proving.site import wait
-from sluice.views import Tally
-from sluice.views.contract import HOLDER, REBUILD, prefix, state
-from sluice.views.kinds import feed
+from sluice.contrib.views import Tally
+from sluice.contrib.views.contract import HOLDER, REBUILD, prefix, state
+from sluice.contrib.views.kinds import feed
 
 
 @fault("views-flush", "FLUSHALL: the views' Redis is empty", views=True)
@@ -47,7 +47,7 @@ def follower_lease(scene: Scene) -> str:
     site, client = scene.site, scene.site.views_redis
     pid = site.parents("follower")[0]
     before = wait(lambda: client.get(HOLDER), 60, "a follower")
-    command = [sys.executable, "-m", "sluice.run.follow"]
+    command = [sys.executable, "-m", "sluice.contrib.views.follow"]
     with harness.running(command, site.home / "log/second-follower.log", site.environ), stopped(pid):
         wait(lambda: client.get(HOLDER) not in (None, before), 60, "another follower")
         seconds = scene.random.uniform(0, 2)

@@ -14,13 +14,13 @@ from typing import Any
 
 from sluice import ledger
 from sluice.base import screen
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import load_streams
+from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.settings import Settings
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store, retried
 from sluice.store.types import Entry, Outcome, Unavailable
+from sluice.streams.built_in import load_streams
 from sluice.streams.record import Reject
 
 REASON = "buried by the operator"

@@ -14,11 +14,11 @@ from typing import Any
 from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.base.times import instant
-from sluice.formats.streams import load_streams
-from sluice.letters import Letters, require_stream
+from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter
+from sluice.streams.built_in import load_streams
 from sluice.streams.message import after_head
 
 

@@ -12,13 +12,13 @@ import time
 from functools import partial
 
 from sluice.base import screen
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import load_streams
+from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
 from sluice.store.registry import open_store
 from sluice.store.store import retried
+from sluice.streams.built_in import load_streams
 
 SLACK_SECONDS = 86_400  # by which the clock may be ahead of the last deletion
 

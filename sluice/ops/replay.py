@@ -15,14 +15,14 @@ from functools import partial
 
 from sluice.base import screen
 from sluice.base.screen import shown
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import load_streams
-from sluice.letters import Letters, require_stream
+from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.entries import failed
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
+from sluice.streams.built_in import load_streams
 from sluice.streams.record import Limits, Record, Reject
 
 CHUNK_LETTERS = 200  # per transaction: no worker can write while it runs

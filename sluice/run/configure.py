@@ -15,11 +15,12 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from sluice import settings, views
+from sluice import settings
 from sluice.base.files import replace
-from sluice.formats.registry import ROUTES, load_routes
+from sluice.contrib import views
+from sluice.contrib.access import keys
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
-from sluice.run import keys
+from sluice.routes import ROUTES, load_routes
 
 ROOT = Path(__file__).resolve().parents[2]
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
@@ -217,7 +218,7 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
         ("(localhost|", f"({'|'.join(map(re.escape, ('localhost', *s.hosts)))}|"),
         ("listen 8080 ", f"listen {s.port} "),
         ("listen [::]:8080 ", f"{'' if has_ipv6() else '#'}listen [::]:{s.port} "),
-        ("/usr/share/sluice/status/", quoted(f"{ROOT}/nginx/status/")),
+        ("/usr/share/sluice/status/", quoted(f"{ROOT}/sluice/contrib/page/status/")),
         *((f"/run/sluice/{name}.json", quoted(s.home / f"run/{name}.json")) for name in ("status", "errors")),
         ("allow 127.0.0.1; allow ::1;  # INGEST_STATUS_ALLOW", allows(s.status_allow)),
         ("client_max_body_size 1m", f"client_max_body_size {s.max_body}"),

@@ -19,11 +19,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import settings, views
+from sluice import settings
 from sluice.base import screen
-from sluice.formats.registry import load_routes, load_signed
-from sluice.http.signature import PublicKey
-from sluice.run import configure, keys, launch
+from sluice.contrib import views
+from sluice.contrib.access import keys
+from sluice.contrib.access.signature import PublicKey
+from sluice.routes import load_routes, load_signed
+from sluice.run import configure, launch
 from sluice.run.configure import ROOT
 
 FIRST_SCREEN = """\
@@ -184,9 +186,9 @@ def check_files() -> None:
 
 def check_modules(s: settings.Settings) -> None:
     """Check what settings name: a program without its module or stream restarts forever. Raises: SettingError."""
-    from sluice.elsewhere.registry import check_rows
-    from sluice.formats.streams import load_streams
+    from sluice.contrib.destinations.registry import check_rows
     from sluice.store.registry import check_store
+    from sluice.streams.built_in import load_streams
 
     routes, views_paths = load_routes(s.routes), views.load(s)
     for path, (_, known) in load_signed(routes).items():

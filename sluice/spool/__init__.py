@@ -18,7 +18,7 @@ KAFKA = "kafka://"
 
 def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways: int) -> Inlet:
     if spool.startswith(KAFKA):
-        from sluice.spool.kafka import inlet as kafka
+        from sluice.contrib.kafka import inlet as kafka
 
         return kafka.Inlet(spool, figures, max_bytes, gateways)
     from sluice.spool import inlet
@@ -28,7 +28,7 @@ def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways
 
 def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
     if spool.startswith(KAFKA):
-        from sluice.spool.kafka import outlet as kafka
+        from sluice.contrib.kafka import outlet as kafka
 
         return kafka.Outlet(spool, figures)
     from sluice.spool import outlet
@@ -39,7 +39,7 @@ def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
 def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
     """The operator's side. timeout: seconds to wait for one reply of Redis."""
     if spool.startswith(KAFKA):
-        from sluice.spool.kafka import inspector as kafka
+        from sluice.contrib.kafka import inspector as kafka
 
         return kafka.Inspector(spool, figures, timeout)
     from sluice.spool import inspector

@@ -16,7 +16,7 @@ from sluice.streams.registry import Stream
 class Database(NamedTuple):
     """A backend. folder: its modules. store: its class in the module `store`. magic: the beginning of a copy.
 
-    A module of the folder's name in `sluice.views.rows` has the class STORE + `Rows`, from which views read.
+    A module of the folder's name in `sluice.contrib.views.rows` has the class STORE + `Rows`, from which views read.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Database(NamedTuple):
 
 DATABASES = (
     Database("SQLite", ("sqlite",), "sluice.store.sqlite", "Sqlite", b"SQLite format 3\0"),
-    Database("PostgreSQL", ("postgresql", "postgres"), "sluice.store.postgres", "Postgres", b"PGDMP"),
+    Database("PostgreSQL", ("postgresql", "postgres"), "sluice.contrib.postgres", "Postgres", b"PGDMP"),
 )
 
 

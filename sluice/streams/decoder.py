@@ -95,7 +95,7 @@ class Decoder:
         budget = Budget(limits, len(body))
         head = b""
         if message and message.field("X-Amz-Firehose-Request-Id"):
-            results = load("sluice.streams.firehose:opened")(self.contents, body, message, budget)
+            results = load("sluice.contrib.formats.firehose:opened")(self.contents, body, message, budget)
         else:
             results = self.contents(body, message, budget)
         for result in merge_rejects(results, budget):

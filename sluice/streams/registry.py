@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from sluice.contrib.formats.cloudevents import EventDecoder
 from sluice.settings import BATCH, Settings
 from sluice.streams import custom
-from sluice.streams.cloudevents import EventDecoder
 from sluice.streams.lines import LineDecoder
 from sluice.streams.record import Limits, Record, Reject
 from sluice.streams.unique import Rule

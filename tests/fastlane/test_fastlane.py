@@ -39,10 +39,10 @@ from proving.harness import (
     short_tmp,
     stopped,
 )
+from sluice.contrib.kafka.lane import KafkaLane
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE
 from sluice.fastlane.loop import FastLane
-from sluice.spool.kafka.lane import KafkaLane
 from support import generated_requests
 from support.runtimes import RUNTIMES
 
@@ -104,7 +104,7 @@ def odd() -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def postponed() -> Iterator[Path]:
     """The socket of a site with Kafka's lane, whose answers are not ready at once."""
-    with site("support.wsgi_apps:postponed", "-k", "sluice.spool.kafka.lane.KafkaLane") as running:
+    with site("support.wsgi_apps:postponed", "-k", "sluice.contrib.kafka.lane.KafkaLane") as running:
         yield running.server.socket
 
 

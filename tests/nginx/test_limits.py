@@ -19,10 +19,10 @@ import redis as client
 from proving import harness
 from proving.harness import Server, connect, installation, nginx, post, request, short_tmp, stopped
 from sluice import settings
-from sluice.formats.streams import STREAMS
 from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
+from sluice.streams.built_in import STREAMS
 
 poll = harness.poll
 HEAD = b"Host: localhost\r\n"
@@ -505,7 +505,7 @@ LIMITS: list[Callable[[Site], str]] = [
     *(a_number_of_10_000_digits, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
     *(keys_of_a_read, a_key_of_a_read),
 ]
-# tests/test_poison.py has the time of a body, tests/formats/test_bombs.py what a body or a part of it becomes
+# tests/test_poison.py has the time of a body, tests/contrib/formats/test_bombs.py what a body or a part of it becomes
 ROWS = dict(
     zip(
         LIMITS,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
-from sluice.formats.registry import ROUTES
+from sluice.routes import ROUTES
 from support.nginx_front import HOST, OK, Gateway, front, problem
 
 

@@ -16,9 +16,9 @@ from pyarrow.dataset import dataset
 
 from proving import harness, kafka
 from proving.harness import installation
-from sluice import senders, settings
+from sluice import settings
 from sluice.base.counters import Counts
-from sluice.run import keys
+from sluice.contrib.access import keys, senders
 from sluice.settings import SettingError
 from sluice.streams.message import sender
 from sluice.streams.message import senders as senders_of

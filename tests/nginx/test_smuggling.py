@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from proving import harness
 from proving.harness import connect, gateway, nginx, redis_server, short_tmp
-from sluice.formats.registry import ROUTES
+from sluice.routes import ROUTES
 from sluice.spool.contract import Keys
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from proving.harness import PATIENCE, Server, ask, installation, poll, short_tmp
+from sluice.contrib.views import contract
 from sluice.settings import VIEWS_SOCKET
-from sluice.views import contract
 from support.access import curl, tls
 
 MOST = 150 << 20  # bytes of a process

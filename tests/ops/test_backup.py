@@ -17,13 +17,13 @@ import pytest
 
 from proving.harness import PATIENCE, ROOT, Server, environment, poll, redis_server, running
 from proving.postgres import Postgres, postgres_server
-from sluice.formats.streams import STREAMS
+from sluice.contrib.postgres.copies import run
 from sluice.parsers import Keep
 from sluice.store import copies
 from sluice.store.copies import CannotCopy
-from sluice.store.postgres.copies import run
 from sluice.store.registry import open_store
 from sluice.store.sqlite import copies as sqlite_copies
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps
 from support.operator_verbs import drain, push, sluice, status, vote
 from support.views_site import NOON, site

@@ -16,8 +16,8 @@ import pytest
 
 from proving.harness import ROOT, environment
 from sluice.account import STATES
-from sluice.formats.streams import STREAMS
 from sluice.ops.__main__ import FORMER, VERBS, module_of, parser
+from sluice.streams.built_in import STREAMS
 from support.operator_verbs import sluice
 
 (VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)

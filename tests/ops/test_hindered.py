@@ -10,8 +10,8 @@ import pytest
 
 from proving.harness import PATIENCE, ROOT, Server, database, environment, free_port, poll, redis_server, running
 from sluice import settings
+from sluice.contrib.page import exporter, page
 from sluice.ledger import Observer
-from sluice.run import exporter, page
 from sluice.spool.claim import Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet

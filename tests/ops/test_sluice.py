@@ -24,19 +24,19 @@ from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, redis_server, running
 from sluice import settings
 from sluice.account import STATES, Publisher
-from sluice.formats.streams import STREAMS
 from sluice.ops import undrain
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
+from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
 
 poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
 import msgspec
-from sluice.formats.streams import STREAMS as OLD
+from sluice.streams.built_in import STREAMS as OLD
 from sluice.streams.registry import Stream
 from sluice.streams.record import Reject, Vote
 

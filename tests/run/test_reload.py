@@ -39,7 +39,7 @@ from proving.harness import (
     redis_server,
     stopped,
 )
-from sluice.formats.registry import ROUTES
+from sluice.routes import ROUTES
 from sluice.run import launch, reload
 from support.posting_clients import Threads
 from support.runtimes import RUNTIMES

@@ -580,7 +580,7 @@ def test_an_address_that_no_postgresql_has_stops_every_program(url: str, problem
     if "sslmod" not in url:
         return
     env = environment(tmp, {"INGEST_STORE": url})
-    modules = ("sluice.run.follow", "sluice.run.page", "sluice.run.exporter")
+    modules = ("sluice.contrib.views.follow", "sluice.contrib.page.page", "sluice.contrib.page.exporter")
     for command in (["worker.py", "run"], *(["-m", name] for name in modules), ["-m", "sluice.ops", "dead"]):
         done = subprocess.run([sys.executable, *command], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (2, f"sluice: {caught.value}\n"), command
@@ -646,7 +646,9 @@ def test_a_variable_that_is_no_setting_is_named(tmp: Path) -> None:
 
 
 def test_a_view_of_an_unknown_field_is_one_line_and_status_2(tmp: Path) -> None:
-    (tmp / "mine.py").write_text("from sluice.views import latest\nVIEWS = {'/mine': latest('gps', key='none')}")
+    (tmp / "mine.py").write_text(
+        "from sluice.contrib.views import latest\nVIEWS = {'/mine': latest('gps', key='none')}"
+    )
     status, words = refused({"INGEST_VIEWS": tmp / "mine.py"}, tmp / "home")
     assert (status, words) == (2, "sluice: INGEST_VIEWS is invalid: '/mine': the stream 'gps' has no field 'none'.\n")
     assert not (tmp / "home").exists()

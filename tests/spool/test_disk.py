@@ -27,12 +27,12 @@ from proving.harness import (
     strike,
 )
 from sluice.base import disk
-from sluice.formats.streams import STREAMS
 from sluice.ledger import Observer
 from sluice.settings import load
 from sluice.spool.errors import DISK_FULL
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
+from sluice.streams.built_in import STREAMS
 from support.list_items import kept
 from worker import UNFIT
 

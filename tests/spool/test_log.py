@@ -13,11 +13,11 @@ from redis import client
 
 import worker as program
 from proving.harness import free_port, redis_server
-from sluice.formats.streams import STREAMS
 from sluice.spool.errors import SPOOL_ERRORS, KafkaUnavailable, in_one_line
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits
 
 SECRET = "hunter2"
@@ -114,7 +114,7 @@ def test_the_log_says_when_redis_is_back_and_the_next_cause(tmp: Path, caplog: p
 
 
 def test_the_gateway_and_the_worker_log_why_kafka_takes_nothing(caplog: pytest.LogCaptureFixture, tmp: Path) -> None:
-    kafka = pytest.importorskip("sluice.spool.kafka.inlet")
+    kafka = pytest.importorskip("sluice.contrib.kafka.inlet")
     with redis_server(tmp) as redis:
         inlet = kafka.Inlet(f"kafka://u:{SECRET}@127.0.0.1:{free_port()}", str(redis.socket), 1 << 20)
         for _ in range(2):
@@ -127,7 +127,7 @@ def test_the_gateway_and_the_worker_log_why_kafka_takes_nothing(caplog: pytest.L
 
 
 def test_a_broker_that_does_not_answer_is_one_reason_whichever_step_times_out() -> None:
-    kafka, admin = (pytest.importorskip(f"sluice.spool.kafka.{name}") for name in ("inlet", "admin"))
+    kafka, admin = (pytest.importorskip(f"sluice.contrib.kafka.{name}") for name in ("inlet", "admin"))
     confluent = pytest.importorskip("confluent_kafka")
     inlet = kafka.Inlet("kafka://127.0.0.1:1", "/nowhere", 1 << 20)
     reasons = set()

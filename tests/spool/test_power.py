@@ -22,7 +22,6 @@ import pytest
 from proving import harness
 from proving.harness import ROOT, Server, connect, environment, gateway, poll, post, redis_server, running
 from sluice import settings
-from sluice.formats.streams import STREAMS
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -31,6 +30,7 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry
 from sluice.streams import registry
+from sluice.streams.built_in import STREAMS
 from support.store_contract import again
 from worker import Worker
 

@@ -14,7 +14,6 @@ import redis as client
 from proving.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
 from sluice import settings
 from sluice.account import Publisher
-from sluice.formats.streams import STREAMS
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
 from sluice.spool.contract import Keys
@@ -23,6 +22,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
 from sluice.streams import registry
+from sluice.streams.built_in import STREAMS
 from worker import Worker
 
 VOTES = Keys.of("votes")

@@ -19,7 +19,6 @@ from redis.connection import AbstractConnection
 
 from proving.harness import Server, environment, free_port, poll, redis_server, running, short_tmp, stopped
 from sluice.account import Publisher
-from sluice.formats.streams import STREAMS
 from sluice.spool import contract
 from sluice.spool import inlet as gateway_side
 from sluice.spool.backlog import Backlog
@@ -31,6 +30,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BYTES, Outlet
 from sluice.store.registry import open_store
 from sluice.store.types import Outcome
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Vote
 
 KEYS = Keys.of("s")

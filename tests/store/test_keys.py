@@ -24,9 +24,9 @@ from proving.harness import ROOT, poll, redis_server
 from proving.postgres import Postgres, postgres_server
 from sluice import parsers, settings
 from sluice.base.counters import Histogram
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import load_streams, rule
-from sluice.letters import Letters
+from sluice.contrib.access.signed import signed
+from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.dead_letters import Letters
 from sluice.ops.replay import decoded
 from sluice.spool.claim import Claim
 from sluice.spool.inspector import Inspector
@@ -39,8 +39,8 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
 from sluice.streams import registry
+from sluice.streams.built_in import load_streams, rule
 from sluice.streams.record import Limits, Record
-from sluice.streams.signature import signed
 from support.operator_verbs import push
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from proving.harness import ROOT, short_tmp
-from sluice.formats.streams import STREAMS
 from sluice.store.fill import chunks
 from sluice.store.registry import open_store
 from sluice.store.sqlite.file import start_log
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Reject, Vote
 from support.store_contract import NOON, StoreTests, claim, decoded, votes
 

@@ -10,8 +10,8 @@ import cramjam
 import pytest
 from backports import zstd
 
-from sluice.formats.streams import STREAMS
 from sluice.http.request import ENCODINGS
+from sluice.streams.built_in import STREAMS
 from sluice.streams.encoding import MEMBERS, inflated
 from sluice.streams.record import Invalid, Metric, Vote
 from sluice.streams.unique import Rule

@@ -17,8 +17,8 @@ from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
 from sluice import settings
-from sluice.formats.streams import STREAMS, load_streams
 from sluice.streams.body import Budget, elements
+from sluice.streams.built_in import STREAMS, load_streams
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.message import parse
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Span, Vote

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sluice import settings
-from sluice.formats.streams import STREAMS
 from sluice.streams import registry
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits, Reject
 
 LIMITS = registry.limits(settings.load({}))

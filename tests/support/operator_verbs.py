@@ -15,11 +15,11 @@ import redis as client
 from proving.harness import Server, environment
 from sluice import settings
 from sluice.account import Publisher
-from sluice.formats.streams import load_streams
 from sluice.ops.__main__ import main
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.streams import registry
+from sluice.streams.built_in import load_streams
 from worker import Worker
 
 

@@ -27,10 +27,9 @@ from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
 from sluice.account import shared
 from sluice.base.counters import Histogram
-from sluice.elsewhere.destination import Unwritable
-from sluice.elsewhere.outbox import CARRIED, NOTES, Outbox, note, tell
-from sluice.elsewhere.registry import open_elsewhere
-from sluice.formats.streams import STREAMS
+from sluice.contrib.destinations.destination import Unwritable
+from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note, tell
+from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
@@ -42,6 +41,7 @@ from sluice.store.store import Elsewhere, Store
 from sluice.store.tables import LAYOUT
 from sluice.store.types import DeadLetter, Entry, Epoch, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import Stream, stream
 
@@ -84,7 +84,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 from support import store_contract
 from sluice import parsers
-from sluice.elsewhere.registry import open_elsewhere
+from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.store.registry import open_store
 def die(*given, **more):
     os.kill(os.getpid(), signal.SIGKILL)

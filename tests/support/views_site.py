@@ -15,17 +15,18 @@ import redis
 
 from proving import harness
 from proving.postgres import Postgres
-from sluice import settings, views
-from sluice.formats.streams import load_streams
+from sluice import settings
+from sluice.contrib import views
+from sluice.contrib.views import contract
+from sluice.contrib.views.check import Checker
+from sluice.contrib.views.kinds import feed as feeds
+from sluice.contrib.views.kinds.latest import MAX_EACH, ORDER_BYTES
 from sluice.settings import VIEWS_SOCKET
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry
-from sluice.views import contract
-from sluice.views.check import Checker
-from sluice.views.kinds import feed as feeds
-from sluice.views.kinds.latest import MAX_EACH, ORDER_BYTES
+from sluice.streams.built_in import load_streams
 
 NOON = 1_767_268_800  # 2026-01-01 12:00 UTC
 RECORDS = """
@@ -40,7 +41,7 @@ class Notice(Record):
 STREAMS = {"notices": stream("notices", Notice)}
 """
 VIEWS = """
-from sluice.views import feed, latest, tally
+from sluice.contrib.views import feed, latest, tally
 
 VIEWS = {
     "/notices/feed": feed("notices", key="user", cap=4, member=("kind", "object")),

@@ -1,0 +1,38 @@
+"""Signed webhooks: the worker checks the signature of a kept message before it decodes the body.
+
+A signature's age is not checked here: the message may have waited on the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluice.contrib.access.signature import Wrong, check, load
+from sluice.streams.message import parse
+from sluice.streams.record import Invalid, Limits, Record, Reject
+from sluice.streams.registry import Stream
+
+
+def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
+    """The stream with a check: a body that is not signed with one of the secrets is buried whole.
+
+    Its routes must have keep_head=True.
+
+    secrets: the path of a file with one secret, or public key (whpk_…), per line; the old and the new one while it is
+        replaced.
+    scheme: github, stripe or standard (standardwebhooks.com).
+    Raises: SettingError if the scheme is unknown, the file has no valid secret, or a library is not installed.
+    """
+    rules, known = load(f"the secret of the stream {stream.name!r}", scheme, secrets)
+
+    def decode(item: bytes, limits: Limits) -> Iterable[Record | Reject]:
+        try:
+            message = parse(item)
+            if message is None:
+                raise Wrong("signature: there is no head; the route needs keep_head=True")
+            check(rules, known, message.field, message.body)
+        except (Invalid, Wrong) as error:
+            return (Reject(item, str(error), True),)
+        return stream.decode(item, limits)
+
+    return stream._replace(decode=decode, part=stream.decode)

@@ -1,0 +1,374 @@
+"""The outbox: rows that are committed with their claim, and wait for their destination.
+
+Rows become visible in two steps. Before the transaction of their claim commits, an object with them is on disk, where
+no reader sees it, and the transaction notes its name and the address of its destination in `batches_objects`. After the
+commit the object is published, and a later transaction deletes the note. So a crash leaves an object with a note, which
+any worker publishes, or one without, which any worker deletes. Each attempt to store has a name of its own, so
+publishing twice changes nothing. Where nothing can be stored invisibly, the note carries the rows (`Carried`), and
+publishing sends them with the name.
+
+What waits names its destination. Only a destination with that address publishes it, and nobody else takes it away: if
+INGEST_ROWS has changed, it waits until the address is back, and the worker says so.
+
+What waits can end. An object that its destination will never take is halved until the rows that it refuses are alone;
+they become dead letters, which `replay` sends again. So is one that has failed for FAILING_SECONDS in a way that no
+destination is known for; if its rows cannot be read either, its note is set aside, and kept. Whatever happens to an
+object holds up its stream alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from sluice.base.override import override
+from sluice.contrib.destinations.destination import Carried, Destination, Object, Rejected, Rows, Unwritable
+from sluice.store import bounds
+from sluice.store.entries import trace
+from sluice.store.fill import Search
+from sluice.store.memory import FullWatch
+from sluice.store.store import Attempt, Elsewhere, Store
+from sluice.store.types import Entry, Origin, Outcome, RowsRejected, Unavailable, shown
+from sluice.streams.record import Reject
+
+NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
+CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"
+CARRIED = "SELECT rows FROM batches_carried WHERE name = ?"
+# Objects of a stream that are refused one after another before the next ones become dead letters as a whole: enough to
+# find a few rows among 262,144; if a column has another type, all rows are refused
+REFUSALS = 64
+FAILING_SECONDS = 600.0  # an unexpected error may be one of the network, which its client has no name for
+DAMAGED = "#damaged"  # the end of the address in a note that is set aside
+
+log = logging.getLogger("sluice.outbox")
+
+
+class Away(Unavailable):
+    """A destination cannot be written now."""
+
+    what = "the destination of its rows"
+
+
+class Outbox(Elsewhere):
+    """The destinations of the streams whose rows are in no table, and what waits for them."""
+
+    def __init__(self, destinations: Mapping[str, Destination]) -> None:
+        self.destinations = destinations
+        self.streams = destinations.keys()
+        self.published: list[str] = []  # names of objects whose notes may be deleted
+        self.late: dict[str, str] = {}  # streams with an object that could not be published, and why
+        self.seen: dict[str, float] = {}  # name of another worker's object -> when its note was first read, monotonic
+        self.refused: Counter[str] = Counter()  # objects of each stream since the last one that was published
+
+    @override
+    def addresses(self) -> Mapping[str, str]:
+        with destination_errors():
+            return {stream: destination.address() for stream, destination in self.destinations.items()}
+
+    @override
+    @contextlib.contextmanager
+    def attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Storing]:
+        """A transaction that stores rows of these streams. What it stores elsewhere is published after its commit.
+
+        A stream of which an object could not be published stores nothing more until it is: what waits stays in the
+        spool, which is bounded, and the objects of a worker are published in their order.
+        """
+        if streams & self.late.keys():
+            self.publish_noted(store)
+            for stream in streams & self.late.keys():
+                raise Away(self.late[stream])
+        attempt = Storing(store, self.destinations)
+        noted = False
+        try:
+            done = self.published
+            with store.transaction() as attempt.db:
+                yield attempt
+                attempt.note()
+                forget(store, attempt.db, done)
+                noted = True  # if the commit fails, it may have succeeded
+            self.published = self.published[len(done) :]
+            while attempt.objects:
+                stream, made = attempt.objects.popitem()
+                destination = self.destinations[stream]
+                try:
+                    if destination.publish(made.name, made.carried) and destination.lasting:
+                        self.published = [*self.published, made.name]
+                except Exception as error:
+                    self.late[stream] = reason(stream, error)
+                    if isinstance(error, Rejected):
+                        self.publish_noted(store)
+                    elif destination.lasting:
+                        with contextlib.suppress(Unavailable):  # the claim is stored
+                            tell(store, made.name, self.late[stream])
+                finally:
+                    made.close(delete=False)
+        finally:
+            for stream, made in attempt.objects.items():
+                if noted:
+                    self.late[stream] = "it is not known whether the database has committed"
+                made.close(delete=not noted)
+
+    def publish(self, store: Store[Any]) -> bool:
+        """Publish objects that a worker has left with a note; False. Raises: Unavailable."""
+        if why := self.publish_noted(store):
+            raise Away(why)
+        return False
+
+    def publish_noted(self, store: Store[Any]) -> str:
+        """Publish objects with a note, those of a stream in the order of their names; why one could not be.
+
+        Raises: Unavailable.
+        """
+        with store.transaction(read=True) as db:
+            notes = store.run(db, NOTES)
+        now = time.monotonic()
+        self.seen = {name: self.seen.get(name, now) for _, name, *_ in notes}
+        line = ""
+        late: dict[str, str] = {}
+        done: list[str] = []
+        theirs: set[tuple[str, str]] | None = None
+        for stream, name, address, known in notes:
+            destination = self.destinations.get(stream)
+            why = late.get(stream, "")
+            try:
+                if destination is None or destination.address() != address:
+                    if theirs is None:
+                        theirs = {pair for _, rows in store.settings("rows") for pair in rows.items()}
+                    if (stream, address) in theirs:  # the workers of that cell publish it
+                        continue
+                    why = known if address.endswith(DAMAGED) else "INGEST_ROWS does not name it now"
+                elif name in self.published:
+                    done.append(name)
+                elif not why and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
+                    self.publish_one(store, destination, stream, name)
+            except Unavailable:
+                raise
+            except Exception as error:  # of this stream: the others go on
+                why = late[stream] = reason(stream, error, known)
+            if why:
+                line = f"rows of {stream} wait for {shown(address)}: {why}"
+                if why != known:
+                    tell(store, name, why)
+        self.late = late
+        if done:
+            with store.transaction() as db:
+                forget(store, db, done)
+        self.published = [name for name in self.published if name not in done]
+        return line
+
+    def publish_one(self, store: Store[Any], destination: Destination, stream: str, name: str) -> None:
+        """Publish an object with a note, or what remains of it, and forget it. Raises: Unwritable, Unavailable."""
+        names, failing = [name], self.seen[name] + FAILING_SECONDS <= time.monotonic()
+        while names:
+            name = names.pop(0)
+            with store.transaction(read=True) as db:
+                rows = store.run(db, CARRIED, (name,))
+            carried = rows[0][0] if rows else None
+            try:
+                if not destination.publish(name, carried):
+                    log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+            except (Unwritable, Unavailable):
+                raise
+            except Exception as error:
+                rejected = isinstance(error, Rejected)
+                if not isinstance(destination, Carried) or carried is None or not (rejected or failing):
+                    raise
+                self.refused[stream] += 1
+                rest = error.rest if isinstance(error, Rejected) else None
+                names = self.refuse(store, destination, [name, *names], rest or carried, reason(stream, error))
+                continue
+            del self.refused[stream]
+            with store.transaction() as db:
+                forget(store, db, [name])
+
+    def refuse(
+        self, store: Store[Any], destination: Carried[Any], names: list[str], carried: bytes, why: str
+    ) -> list[str]:
+        """Note the halves of the first of these objects in its place, or bury its rows; the objects to be published.
+
+        The others get new names, because those of a writer are published in the order of their numbers.
+        """
+        stream = destination.stream.name
+        try:
+            halves = destination.halves(carried) if self.refused[stream] <= REFUSALS else []
+            for _ in () if halves else destination.parts(carried):
+                pass
+        except Exception as error:
+            set_aside(store, stream, names[0], f"its note is damaged: {type(error).__name__}")
+            return names[1:]
+        new = [destination.next_name() for _ in (*halves, *names[1:])]
+        with store.transaction() as db:
+            if not store.run(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
+                return []  # another worker has done it
+            forget(store, db, names[:1])
+            for half, (bodies, rows) in zip(new, halves):
+                note(store, db, stream, half, destination.address(), bodies, rows)
+            for old, name in zip(names[1:], new[len(halves) :]):
+                for table in "batches_objects", "batches_carried":
+                    store.run(db, f"UPDATE {table} SET name = ? WHERE name = ?", (name, old))
+            if not halves:
+                count = store.bury_rows(db, stream, destination.parts(carried), f"rejected by the destination: {why}")
+                log.warning("%s: %d records buried, which the destination rejects", stream, count)
+        return new
+
+    def tidy(self, stream: str, store: Store[Any]) -> bool:
+        """`Destination.tidy` of a stream. Raises: Unavailable."""
+
+        def noted() -> set[str]:
+            with store.transaction(read=True) as db:
+                return {name for of, name, *_ in store.run(db, NOTES) if of == stream}
+
+        with store.transaction(read=True) as db:
+            self.destinations[stream].database = store.identity(db)
+        with destination_errors():
+            return self.destinations[stream].tidy(noted)
+
+    @override
+    def end(self, store: Store[Any]) -> None:
+        # the next worker may have another INGEST_ROWS, and would say that they wait
+        if self.published:
+            with store.transaction() as db:
+                forget(store, db, self.published)
+            self.published = []
+
+    @override
+    def expire(self, stream: str, before: int, dry: bool = False) -> int:
+        with destination_errors():
+            return self.destinations[stream].expire(before, dry)
+
+
+class Storing(Attempt):
+    """An attempt whose rows go elsewhere: it opens an object for the first row of each stream."""
+
+    def __init__(self, ledger: Store[Any], destinations: Mapping[str, Destination]) -> None:
+        self.ledger = ledger
+        self.destinations = destinations
+        self.objects: dict[str, Object] = {}
+        self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
+
+    @override
+    def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
+        outcome = Outcome(0, 0)
+        search = Search(partial(self.insert, stream, origin))
+        for group, cut in groups(entries):
+            outcome = outcome.plus(search.fill(group, split or cut))
+            del group  # its memory is for the next one
+        return outcome
+
+    def insert(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
+        """`Store.insert` into the object of the stream, which takes nothing back."""
+        rows, rejects = entries, list[Entry]()
+        if not isinstance(rows, Rows) or rows.any_rejects:
+            rows = Rows(entry for entry in entries if entry[3].__class__ is not Reject)
+            rejects = [entry for entry in entries if entry[3].__class__ is Reject]
+        if rows.seqs:
+            rows.senders = origin.senders
+            try:
+                with destination_errors():
+                    if stream not in self.objects:
+                        self.destinations[stream].database = self.ledger.identity(self.db)
+                        self.objects[stream] = self.destinations[stream].open(rows.received[0])
+                    self.objects[stream].add(origin.batch, rows)
+            except Rejected as error:
+                raise RowsRejected(str(error), "the destination") from None
+            self.bodies[stream] += len({*rows.seqs})
+        self.ledger.bury(self.db, stream, origin.batch, origin.whole, rejects)
+        return Outcome(len(rows.seqs), len(rejects))
+
+    def note(self) -> None:
+        """Note what is to be published when this transaction has committed. An object without rows never is."""
+        for stream, made in [*self.objects.items()]:
+            destination = self.destinations[stream]
+            if not made.row_groups:
+                made.close(delete=True)
+                del self.objects[stream]
+                continue
+            with destination_errors():
+                made.finish()
+                address = destination.address()
+            if destination.lasting:
+                note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
+
+
+def groups(entries: Iterable[Entry]) -> Iterator[tuple[Rows, bool]]:
+    """Entries in groups that fit into memory, and whether some entries of a body of a group are not in it."""
+    rows = Rows()
+    seqs, received, bodies, things = rows.columns
+    held, cut = 0, False  # bytes of the rejects
+    monotonic, watch = time.monotonic, FullWatch()
+    thing: Any
+    for seq, arrived, body, thing in entries:
+        count = len(seqs)
+        full = held >= bounds.LETTER_BYTES or count >= bounds.GROUP_RECORDS
+        if full or (not count % 8 and watch.is_full(monotonic())):  # not for each row: a call takes time
+            if count:
+                before, cut = cut, seq == seqs[-1]
+                yield rows, before or cut
+                rows = Rows()
+                seqs, received, bodies, things = rows.columns
+            held = 0
+            watch.begin()
+        seqs.append(seq)
+        received.append(arrived)
+        bodies.append(body)
+        things.append(thing)
+        if thing.__class__ is Reject:
+            held += len(thing.part)
+            rows.any_rejects = True
+    if seqs:
+        yield rows, cut
+
+
+@contextlib.contextmanager
+def destination_errors() -> Iterator[None]:
+    try:
+        yield
+    except Unwritable as error:
+        raise Away(str(error)) from error
+
+
+def reason(stream: str, error: Exception, known: str = "") -> str:
+    """Why an object is not published. known: the same of the last attempt."""
+    if isinstance(error, (Unwritable, Rejected)):
+        return str(error)
+    why = f"unexpected error: {type(error).__name__}"
+    if why != known:
+        log.error("%s: unexpected error; will retry\n%s", stream, trace(error))
+    return why
+
+
+def note(
+    store: Store[Any], db: object, stream: str, name: str, address: str, bodies: int, carried: bytes | None
+) -> None:
+    """Note an object that is to be published. bodies: that have rows in it."""
+    columns = "stream, name, address, bodies, since, reason"
+    put = f"INSERT INTO batches_objects ({columns}) VALUES (?, ?, ?, ?, {store.NOW}, '')"
+    store.run(db, put, (stream, name, address, bodies))
+    if carried is not None:
+        store.run(db, CARRY, (name, carried))
+
+
+def tell(store: Store[Any], name: str, why: str) -> None:
+    """Write beside a note why its object waits."""
+    with store.transaction() as db:
+        store.run(db, "UPDATE batches_objects SET reason = ? WHERE name = ?", (why, name))
+
+
+def set_aside(store: Store[Any], stream: str, name: str, why: str) -> None:
+    """Let a note hold up nothing any more; `unpublished` has it until somebody deletes it."""
+    with store.transaction() as db:
+        store.run(
+            db, "UPDATE batches_objects SET address = address || ?, reason = ? WHERE name = ?", (DAMAGED, why, name)
+        )
+    log.error("%s: the rows of %s cannot be read, and are not sent: %s", stream, name, why)
+
+
+def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:
+    for name in names:
+        store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
+        store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))

@@ -1,0 +1,54 @@
+"""Decodes GELF 1.1, Graylog's format (go2docs.graylog.org, "GELF Payload Specification"), as it comes over HTTP.
+
+A message is a row of `logs`. Additional fields lose their underscore. Unlike UDP and TCP, HTTP has no chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sluice.contrib.formats.objects import records
+from sluice.streams.body import GROWTH, Budget
+from sluice.streams.decoder import Result
+from sluice.streams.encoding import deflated
+from sluice.streams.logs import build, take
+from sluice.streams.message import Message
+from sluice.streams.record import Invalid, Log
+
+ZLIB = b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"  # how it begins, by its level
+SHORT = "short_message", "message"  # Graylog takes both (GelfCodec, validateGELFMessage)
+# `facility` is of GELF 1.0
+SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app", "facility"
+
+
+def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+    """The messages of a body. Raises: Invalid."""
+    if body.startswith(ZLIB):
+        body = deflated(body, budget.limits.inflated)
+        budget.charge(-GROWTH * len(body))
+    if b"\0" in body:  # it ends a message over TCP, and no JSON has one
+        body = body.replace(b"\0", b"\n")
+    return records(body, budget, lambda sent: (log(sent),))
+
+
+def log(sent: dict[str, Any]) -> Log:
+    """The row of a message. Raises: Invalid, msgspec's errors."""
+    sent.pop("version", None)
+    short, full = take(sent, SHORT), sent.pop("full_message", None)
+    if short is None and full is None:
+        raise Invalid("missing: short_message")
+    known = {
+        "message": full if short is None else short,
+        "level": sent.pop("level", None),
+        "service": take(sent, SERVICES),
+        "time": sent.pop("timestamp", None),
+    }
+    attributes: dict[str, Any] = {}
+    for name, value in sent.items():
+        if value is not None:
+            plain = name.removeprefix("_")
+            attributes[name if plain in sent and plain != name else plain] = value
+    if full not in (None, known["message"]):
+        attributes["full_message"] = full
+    return build(known | {"attributes": attributes})

@@ -1,0 +1,55 @@
+"""Decodes positions that are GeoJSON (RFC 7946): a feature with a point, or a collection of them, on every path of gps.
+
+The properties have the names that positions have elsewhere, or Overland's: Dawarich's own API and Colota's template
+have such features. Overland sends its batches in `locations` (overland.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+
+from sluice.contrib.formats.overland import Geometry, point
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget
+from sluice.streams.decoder import Result, each
+from sluice.streams.gps import PATH, from_object, getter, read_loose
+from sluice.streams.message import Message
+from sluice.streams.position import from_names, optional, sender
+from sluice.streams.record import Gps, Invalid
+
+
+class Feature(msgspec.Struct):
+    geometry: Geometry
+    properties: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+read_features = bodies.array_in("features")
+read_feature = msgspec.json.Decoder(Feature).decode
+
+
+def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    """The positions of a collection. An invalid feature is rejected as a collection of its own. Raises: Invalid."""
+    with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
+        return iter((from_object(part, lambda: sender(message, budget, PATH)),))
+    features = bodies.elements(read_features(part), budget)
+    return each(features, lambda one: feature(one, message, budget), b'{"features":[', b"]}")
+
+
+def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
+    """The position of a feature. Raises: Invalid, msgspec's errors."""
+    try:
+        sent = read_feature(part)
+        lon, lat, altitude = point(sent.geometry)
+    except (Invalid, msgspec.MsgspecError):
+        with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
+            return (from_object(part, lambda: sender(message, budget, PATH)),)
+        raise
+    get = getter(read_loose(sent.properties if bytes(sent.properties) != b"null" else b"{}"))
+    own = {"lat": lat, "lon": lon}
+    made = from_names(lambda name: own.get(name, get(name)), lambda: sender(message, budget, PATH))
+    made.altitude = optional(altitude, "altitude") if made.altitude is None else made.altitude
+    made.battery = optional(get("battery_level"), "battery", 100) if made.battery is None else made.battery
+    return (made,)

@@ -1,0 +1,188 @@
+"""Decodes OTLP's metrics to rows: docs/INTEGRATIONS.md has the fields and tags of each kind of data point."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
+
+from sluice.contrib.formats import otlp
+from sluice.contrib.formats.otlp import Context, Node, Tags, attributes, clean, identity, scope, text, when
+from sluice.contrib.formats.prometheus import BUCKET, bound, minus
+from sluice.streams import body as bodies
+from sluice.streams.metrics import state, typed
+from sluice.streams.record import Invalid, Metric, finite
+
+NO_RECORDED_VALUE = messages.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+TEMPORALITIES: dict[int, str] = {
+    messages.AGGREGATION_TEMPORALITY_DELTA: "delta",
+    messages.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
+}
+SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
+INFINITY = float("inf")
+PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
+
+
+class PointRows(list[Metric]):
+    def __init__(self, point: Any, context: Context) -> None:
+        self.context = context._replace(tags=context.merged(attributes(point.attributes, text)))
+        self.time = when(point.time_unix_nano)
+
+    def add(self, field: str, value: float | int | str, **more: str) -> None:
+        """Add a row. more: tags of this row only."""
+        self.append(self.row(field, value, self.context.tags | more if more else self.context.tags, self.time))
+
+    def row(self, field: str, value: float | int | str, tags: Tags, time: int | None) -> Metric:
+        """A row. A number that is not finite has a field of its own, so that the others hold numbers only."""
+        stored, kind = typed(finite(value) if isinstance(value, float) else value)
+        if kind == "string" and isinstance(value, float):
+            field = state(field)
+        return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
+
+    def bounded(self, parts: Any) -> Any:
+        """Parts of the data point, each of which becomes a row.
+
+        Raises: Invalid if there are too many: each takes 30 times its bytes in memory, and has all attributes.
+        """
+        if len(parts) > PARTS:
+            raise Invalid(f"data point with more than {PARTS} parts")
+        if parts:
+            own = bodies.written(self.context.tags) - self.context.size
+            self.context.budget.repeat(len(parts), max(own, BUCKET))
+        return parts
+
+    def finish(self, point: Any) -> PointRows:
+        """Add what all kinds of data points have. Raises: Invalid if the data point has no value."""
+        if point.flags & NO_RECORDED_VALUE:
+            self.add("state", "stale")
+        if not self:
+            raise Invalid("data point without a value")
+        if point.flags & ~NO_RECORDED_VALUE:
+            self.add("flags", point.flags)
+        if point.start_time_unix_nano:
+            self.add("start", point.start_time_unix_nano)
+        for exemplar in self.bounded(getattr(point, "exemplars", ())):
+            labels = attributes(exemplar.filtered_attributes, text)
+            for name in "trace_id", "span_id":
+                if given := getattr(exemplar, name):
+                    labels[name] = identity(given)
+            value = getattr(exemplar, exemplar.WhichOneof("value") or "as_double")
+            about = as_json({"value": finite(value), "labels": labels})
+            self.append(self.row("exemplar", about, self.context.tags, when(exemplar.time_unix_nano)))
+        return self
+
+    def summarize(self, point: Any) -> None:
+        """Add count, sum, min and max, as far as they are known."""
+        self.add("count", point.count)
+        for name in "sum", "min", "max":
+            if point.HasField(name):
+                self.add(name, getattr(point, name))
+
+
+def number(point: Any, context: Context) -> PointRows:
+    """Of a gauge or sum."""
+    rows = PointRows(point, context)
+    if kind := point.WhichOneof("value"):
+        rows.add("value", getattr(point, kind))
+    return rows.finish(point)
+
+
+def histogram(point: Any, context: Context) -> PointRows:
+    """The rows of a point of a histogram. A bucket counts all values up to its bound, as Prometheus's do.
+
+    Some senders have as many bounds as buckets: Swift's SDK adds infinity to the bounds (swift-otel, issue 386), others
+    leave out the last bucket. Buckets that do not fit their bounds otherwise are kept as they were sent, as JSON.
+    """
+    rows = PointRows(point, context)
+    rows.summarize(point)
+    counts, bounds = list(rows.bounded(point.bucket_counts)), list(point.explicit_bounds)
+    if counts and len(counts) == len(bounds):
+        if bounds[-1] == INFINITY:
+            bounds.pop()
+        else:
+            counts.append(max(0, point.count - sum(counts)))
+    if counts and len(counts) != len(bounds) + 1:
+        about = {"bounds": [finite(bound) for bound in rows.bounded(bounds)], "counts": counts}
+        rows.add("histogram", as_json(about))
+        return rows.finish(point)
+    for upper, count in zip([*bounds, INFINITY], accumulate(counts)):
+        rows.add("bucket", count, le=str(finite(upper)))
+    return rows.finish(point)
+
+
+def exponential(point: Any, context: Context) -> PointRows:
+    """The rows of a point of an exponential histogram: as Prometheus's native histograms, one of them is JSON.
+
+    Raises: Invalid.
+    """
+    rows = PointRows(point, context)
+    rows.summarize(point)
+    scale = point.scale
+    if not -SCALE <= scale <= SCALE:
+        raise Invalid(f"exponential histogram with a scale of {scale}")
+    negative, positive = (
+        [(n, count) for n, count in enumerate(rows.bounded(side.bucket_counts), side.offset) if count]
+        for side in (point.negative, point.positive)
+    )
+    buckets = [[minus(bound(scale, n + 1)), minus(bound(scale, n)), count] for n, count in reversed(negative)]
+    if point.zero_count:
+        buckets.append([-point.zero_threshold, point.zero_threshold, point.zero_count])
+    buckets += [[bound(scale, n), bound(scale, n + 1), count] for n, count in positive]
+    about: dict[str, Any] = {"count": point.count, "sum": finite(point.sum) if point.HasField("sum") else None}
+    about |= {"schema": scale, "zero_threshold": finite(point.zero_threshold), "buckets": buckets}
+    rows.add("histogram", as_json(about))
+    return rows.finish(point)
+
+
+def as_json(about: dict[str, Any]) -> str:
+    return msgspec.json.encode(about).decode()
+
+
+def summary(point: Any, context: Context) -> PointRows:
+    rows = PointRows(point, context)
+    rows.add("count", point.count)
+    rows.add("sum", point.sum)
+    for quantile in rows.bounded(point.quantile_values):
+        rows.add("quantile", quantile.value, quantile=str(finite(quantile.quantile)))
+    return rows.finish(point)
+
+
+def resource(message: Any, context: Context) -> Context:
+    return context._replace(tags=attributes(message.resource.attributes, text))
+
+
+def metric(message: Any, context: Context) -> Context:
+    if not message.name:
+        raise Invalid("missing: name")
+    own = {f"otel.metadata.{name}": value for name, value in attributes(message.metadata, text).items()}
+    if message.unit:
+        own["otel.unit"] = clean(message.unit)
+    return context._replace(name=clean(message.name), tags=context.merged(own))
+
+
+def data(message: Any, context: Context) -> Context:
+    own = {}
+    if temporality := TEMPORALITIES.get(getattr(message, "aggregation_temporality", 0), ""):
+        own["otel.temporality"] = temporality
+    if hasattr(message, "is_monotonic"):
+        own["otel.monotonic"] = "true" if message.is_monotonic else "false"
+    return context._replace(tags=context.merged(own))
+
+
+KINDS = {
+    "gauge": (messages.Gauge, messages.NumberDataPoint, number),
+    "sum": (messages.Sum, messages.NumberDataPoint, number),
+    "histogram": (messages.Histogram, messages.HistogramDataPoint, histogram),
+    "exponentialHistogram": (messages.ExponentialHistogram, messages.ExponentialHistogramDataPoint, exponential),
+    "summary": (messages.Summary, messages.SummaryDataPoint, summary),
+}
+DATA = {name: Node(kind, data, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
+METRIC = Node(messages.Metric, metric, DATA)
+SCOPE = Node(messages.ScopeMetrics, partial(scope, text), {"metrics": METRIC})
+RESOURCE = Node(messages.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
+REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE})
+decode = partial(otlp.decode, REQUEST)

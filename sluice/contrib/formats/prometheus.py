@@ -1,0 +1,293 @@
+"""Decodes Prometheus remote write (its specifications 1.0 and 2.0-rc.4): a row per sample, and rows for all else.
+
+The messages are in `prometheus.proto`. Rows have the name of the metric, the other labels as tags, and one of these
+fields: `value`; `state` for a sample that is not a finite number; `count`, `sum` and `histogram` for a native
+histogram; `exemplar`; `start`; `metadata`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import accumulate, chain
+from typing import Any
+
+import msgspec
+
+from sluice.contrib.formats.protobuf import Field, fields, load_messages, parsed, uncompress
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget, Refused
+from sluice.streams.message import Message
+from sluice.streams.metrics import typed
+from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite
+
+messages = load_messages("prometheus")
+VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
+SERIES, METADATA = {1: 1, 2: 5}, {1: 3, 2: -1}  # numbers of the fields of a request
+SYMBOLS = 4
+STALE = struct.pack("<Q", 0x7FF0000000000002)  # the NaN that ends a series (Prometheus, model/value)
+EXPONENTIAL, CUSTOM = range(-4, 9), -53  # schemas of native histograms
+MAX_BUCKETS = 10_000  # of one histogram; Prometheus makes 160 unless told otherwise
+BUCKET = 64  # bytes of a bucket as JSON
+MILLISECOND = 1_000_000
+
+
+def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | Reject]:
+    """The rows of a request, until the budget is used up. All its invalid series are rejected as one request.
+
+    Raises, before it yields: Invalid.
+    """
+    version = version_of(message.field("Content-Type"))
+    if not message.field("Content-Encoding") and not is_request(body, version):  # all the same, it may be compressed
+        with suppress(Invalid):
+            body = uncompress(body, budget)
+    symbols: list[Field] = []
+    known = False
+    for field in fields(body):  # all of them: from here on, `fields` does not raise
+        if version == 2 and field.number == SYMBOLS:
+            if len(symbols) >= budget.limits.records:
+                raise Invalid(f"more than {budget.limits.records} symbols")
+            symbols.append(field)
+        known |= field.number in (SERIES[version], METADATA[version]) or (version == 2 and field.number == SYMBOLS)
+    if body and not known:  # of the other version, or of another format
+        raise Invalid("no record in it")
+    head = b"".join(body[symbol.start : symbol.end] for symbol in symbols)
+    request = Request(version, [body[symbol.content : symbol.end].decode() for symbol in symbols])
+    refused = Refused[bytes]()
+    for field in fields(body):
+        if field.number not in (SERIES[version], METADATA[version]):
+            continue
+        if budget.left <= 0:
+            refused.rest.append(body[field.start :])
+            break
+        try:
+            rows = request.rows(field, body, budget)
+        except Invalid as error:
+            refused.refuse(body[field.start : field.end], error, budget)
+        else:
+            yield from rows
+    yield from refused.rejects(lambda parts: head + b"".join(parts))
+
+
+def is_request(body: bytes, version: int) -> bool:
+    """Whether a body is a request as it is, with a record."""
+    try:
+        return {*(field.number for field in fields(body))} & {SERIES[version], METADATA[version]} != set()
+    except Invalid:
+        return False
+
+
+def version_of(content_type: str) -> int:
+    """The major version of the protocol that a Content-Type names: 1 if it names none. Raises: Invalid.
+
+    The media type says nothing: there was none before Prometheus 1.6, and libraries write any.
+    """
+    _, *parameters = (part.strip() for part in content_type.split(";"))
+    name = next((part[6:].strip('"') for part in parameters if part.startswith("proto=")), "")
+    if name not in VERSIONS:
+        raise Invalid(f"not remote write: Content-Type {content_type!r:.80}")
+    return VERSIONS[name]
+
+
+class Request:
+    """The parts of a request that its series share."""
+
+    def __init__(self, version: int, symbols: list[str]) -> None:
+        self.version = version
+        self.symbols = symbols
+        self.sizes = [len(msgspec.json.encode(symbol)) for symbol in symbols]
+        self.described: set[tuple[Any, ...]] = set()  # metadata that has a row; version 2 repeats it with each series
+
+    def rows(self, field: Field, body: bytes, budget: Budget) -> list[Metric]:
+        """The rows of one field: a series or, in version 1, the metadata of a metric. Raises: Invalid."""
+        limit = budget.limits.record
+        if field.end - field.content > limit:
+            raise Invalid(f"series larger than {limit} bytes")
+        raw = body[field.content : field.end]
+        if field.number == METADATA[self.version]:
+            about = parsed(messages.Metadata1, raw)
+            name, _ = labelled([("__name__", about.metric_family_name)])
+            return [metadata(name, about.type, about.help, about.unit)]
+        series = parsed(messages.Series1 if self.version == 1 else messages.Series2, raw)
+        self.charge(series, budget)
+        name, tags = labelled(self.labels(series))
+        created = series.created_timestamp if self.version == 2 else 0
+        rows = list(samples(name, tags, series.samples, created))
+        for histogram in series.histograms:
+            rows += native(name, tags, histogram, created)
+        for exemplar in series.exemplars:
+            about = {"value": plain(exemplar.value), "labels": dict(self.labels(exemplar))}
+            rows.append(text(nanoseconds(exemplar.timestamp), name, tags, "exemplar", about))
+        if self.version == 2:
+            about = series.metadata
+            key = name, about.type, about.help_ref, about.unit_ref
+            if any(key[1:]) and key not in self.described:
+                self.described.add(key)
+                rows.append(metadata(name, about.type, self.symbol(about.help_ref), self.symbol(about.unit_ref)))
+        if not rows:  # Prometheus takes them
+            budget.left -= bodies.EMPTY_COST
+        if self.version == 2 or len(rows) > 1:
+            budget.repeat(len(rows), bodies.written(tags, name))
+        return rows
+
+    def charge(self, series: Any, budget: Budget) -> None:
+        """Pay for the texts that a series makes of references to symbols and of buckets. Raises: Invalid."""
+        if self.version == 2:
+            about, known = series.metadata, len(self.sizes)
+            parts = [series.labels_refs, *(part.labels_refs for part in series.exemplars)]
+            references = chain((about.help_ref, about.unit_ref), *parts)
+            budget.repeat(1, sum(self.sizes[number] for number in references if number < known))
+        for part in series.histograms:
+            counts = part.negative_deltas, part.negative_counts, part.positive_deltas, part.positive_counts
+            budget.repeat(sum(map(len, counts)), BUCKET)
+
+    def labels(self, part: Any) -> list[tuple[str, str]]:
+        if self.version == 1:
+            return [(label.name, label.value) for label in part.labels]
+        references = [self.symbol(number) for number in part.labels_refs]
+        if len(references) % 2:
+            raise Invalid("label without a value")
+        return list(zip(references[::2], references[1::2]))
+
+    def symbol(self, number: int) -> str:
+        """The text that a reference stands for. Raises: Invalid."""
+        if number >= len(self.symbols):
+            raise Invalid(f"reference to symbol {number} of {len(self.symbols)}")
+        return self.symbols[number]
+
+
+def labelled(labels: list[tuple[str, str]]) -> tuple[str, dict[str, str]]:
+    """The name of a metric, and its tags: the other labels. Raises: Invalid."""
+    tags = dict(labels)
+    if len(tags) < len(labels):
+        raise Invalid("duplicate label")
+    check_texts(*tags, *tags.values())
+    name = tags.pop("__name__", "")
+    if not name:
+        raise Invalid("missing: __name__")
+    return name, tags
+
+
+def nanoseconds(milliseconds: int) -> int:
+    """Milliseconds since 1970 as nanoseconds. Raises: Invalid if these are no 64-bit integer."""
+    if (time := milliseconds * MILLISECOND) not in INT64:
+        raise Invalid("timestamp out of range")
+    return time
+
+
+def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
+    """The rows of samples. created: the start of those that have none of their own. Raises: Invalid."""
+    last = 0
+    for part in parts:
+        time, value, start = nanoseconds(part.timestamp), part.value, part.start_timestamp or created
+        if start != last:
+            last = start
+            yield Metric(time=time, name=name, tags=tags, field="start", value=nanoseconds(start), type="integer")
+        yield number(time, name, tags, value)
+
+
+def number(time: int, name: str, tags: dict[str, str], value: float) -> Metric:
+    """The row of a value: the field `state` with a text if it is not finite, so that `value` has numbers only."""
+    field, kind = ("value", "float") if value - value == 0 else ("state", "string")
+    return Metric(time=time, name=name, tags=tags, field=field, value=plain(value), type=kind)
+
+
+def plain(value: float) -> float | str:
+    """A finite number, or the name of one that is not."""
+    return "stale" if value != value and struct.pack("<d", value) == STALE else finite(value)
+
+
+def text(time: int | None, name: str, tags: dict[str, str], field: str, about: dict[str, Any]) -> Metric:
+    """A row with several values, as JSON."""
+    value = msgspec.json.encode(about).decode()
+    return Metric(time=time, name=name, tags=tags, field=field, value=value, type="string")
+
+
+def metadata(name: str, kind: int, about: str, unit: str) -> Metric:
+    """The row of a metric's metadata, which has no time."""
+    return text(None, name, {}, "metadata", {"type": named(messages.MetricType, kind), "help": about, "unit": unit})
+
+
+def named(enum: Any, value: int) -> str:
+    """The name of a value; its digits if this version of the messages has none."""
+    return enum.Name(value) if value in enum.values() else str(value)
+
+
+def native(name: str, tags: dict[str, str], part: Any, created: int) -> list[Metric]:
+    """The rows of a native histogram: the numbers that a chart needs, and the whole as JSON.
+
+    created: as above. Raises: Invalid.
+    """
+    time, total = nanoseconds(part.timestamp), plain(part.sum)
+    if total == "stale":
+        return [number(time, name, tags, part.sum)]
+    count, kind = typed(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
+    if isinstance(count, float):
+        check_finite([count])
+    about: dict[str, Any] = {"count": count, "sum": total, "schema": part.schema, "zero_threshold": part.zero_threshold}
+    about |= {
+        "reset_hint": named(part.ResetHint, part.reset_hint),
+        "start": nanoseconds(part.start_timestamp or created),
+    }
+    about["buckets"] = buckets(part)
+    rows = [Metric(time=time, name=name, tags=tags, field="count", value=count, type=kind)]
+    if isinstance(total, float):
+        rows.append(Metric(time=time, name=name, tags=tags, field="sum", value=total, type="float"))
+    return [*rows, text(time, name, tags, "histogram", about)]
+
+
+def buckets(part: Any) -> list[list[float | None]]:
+    """The populated buckets, from the lowest: lower bound, upper bound, count. None: infinite. Raises: Invalid."""
+    schema, custom = part.schema, part.custom_values
+    below = counted(part.negative_spans, part.negative_deltas, part.negative_counts)
+    above = counted(part.positive_spans, part.positive_deltas, part.positive_counts)
+    check_finite([part.zero_threshold, *custom])
+    if schema == CUSTOM:
+        if below or any(not 0 <= index <= len(custom) for index, _ in above):
+            raise Invalid("histogram: bucket without a bound")
+        bounds = [None, *custom, None]
+        return [[bounds[index], bounds[index + 1], count] for index, count in above]
+    if schema not in EXPONENTIAL:
+        raise Invalid(f"histogram: unknown schema {schema}")
+    filled = [[minus(bound(schema, index)), minus(bound(schema, index - 1)), count] for index, count in reversed(below)]
+    zero = part.zero_count_float if part.WhichOneof("zero_count") == "zero_count_float" else part.zero_count_int
+    if zero:
+        check_finite([zero])
+        filled.append([-part.zero_threshold, part.zero_threshold, zero])
+    return filled + [[bound(schema, index - 1), bound(schema, index), count] for index, count in above]
+
+
+def counted(spans: Iterable[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
+    """The index and the count of each bucket. Raises: Invalid."""
+    absolute = [*counts, *accumulate(deltas)]
+    check_finite(absolute)
+    if any(not -(2**63) <= count < 2**63 for count in absolute):
+        raise Invalid("histogram: a count is out of range")
+    if len(absolute) > MAX_BUCKETS:
+        raise Invalid(f"histogram with more than {MAX_BUCKETS} buckets")
+    if sum(span.length for span in spans) != len(absolute):
+        raise Invalid("histogram: the spans do not fit the buckets")
+    filled: list[tuple[int, float]] = []
+    index = 0
+    for span in spans:
+        index += span.offset
+        filled += [(index + n, absolute[len(filled) + n]) for n in range(span.length)]
+        index += span.length
+    return filled
+
+
+def bound(schema: int, index: int) -> float | None:
+    """The upper bound of a bucket of an exponential histogram: 2^(index · 2^-schema); None: infinite."""
+    exponent = index * 2.0**-schema
+    return 2.0**exponent if exponent < 1024 else None
+
+
+def minus(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def check_finite(values: Iterable[float]) -> None:
+    """Check numbers of a histogram, which JSON could not hold. Raises: Invalid."""
+    if any(value - value != 0 for value in values):
+        raise Invalid("histogram: a number is not finite")

@@ -1,0 +1,245 @@
+"""Watch streams, workers, views and dead letters live.
+
+q or Ctrl-C ends it.
+in/s is bodies accepted per second, out/s bodies that workers claimed, over the last five seconds. The chart
+shows the waiting bodies, one reading per column, the newest at the right, scaled to its maximum.
+Of a view, reads/s and hits (of the answers 200 and 404, the share of 200) are over the same time. Its lag is how far
+it may be behind the database; of a tally, the age of its oldest count.
+Without a terminal, one screen is printed after another. NO_COLOR=1 switches colours off; they carry no information.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import select
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sluice.account import Figures
+from sluice.base import screen
+from sluice.contrib.page import page
+from sluice.contrib.views import figures
+from sluice.ledger import Observer
+from sluice.settings import Settings
+
+SPAN_SECONDS = 5.0  # over which a rate is taken
+CHART_COLUMNS = 18
+RAMPS = {"utf-8": " ▁▂▃▄▅▆▇█", "ascii": " .:-=+*#@"}
+SHOWN_REASONS = 5
+OLD_SECONDS = 60.0  # a greater age is coloured
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--every", metavar="S", type=screen.seconds, default=1.0, help="seconds between two readings (1)"
+    )
+    parser.add_argument("--count", metavar="N", type=screen.whole_number, default=0, help="stop after N readings")
+    parser.epilog = "exit status: 0; 2 if a setting is invalid"
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    dashboard = Dashboard(Observer(s), Console(highlight=False))
+    readings = 0
+    with contextlib.suppress(KeyboardInterrupt), display(dashboard.console) as show, keys() as pressed:
+        while True:
+            show(dashboard.frame())
+            readings += 1
+            if readings == arguments.count or pressed(max(arguments.every, 0.1)):
+                break
+    return 0
+
+
+@contextlib.contextmanager
+def display(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """A function that shows a frame: on a terminal it replaces the last one, elsewhere it follows it."""
+    if not console.is_terminal:
+        yield lambda frame: console.print(frame, "")
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda frame: live.update(frame, refresh=True)
+
+
+@contextlib.contextmanager
+def keys() -> Iterator[Callable[[float], bool | None]]:
+    """A function that waits up to a number of seconds; it returns True if q was pressed."""
+    if not sys.stdin.isatty():
+        yield time.sleep
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+
+    def pressed(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while select.select([sys.stdin], [], [], max(0.0, until - time.monotonic()))[0]:
+            if sys.stdin.read(1) in ("q", "Q", ""):
+                return True
+        return False
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class Dashboard:
+    def __init__(self, observer: Observer, console: Console) -> None:
+        self.observer = observer
+        self.console = console
+        self.ramp = RAMPS["utf-8" if console.encoding.startswith("utf") else "ascii"]
+        self.seen: deque[Figures] = deque()
+        self.charts: dict[str, deque[int]] = {}
+
+    def frame(self) -> RenderableType:
+        now = self.observer.look()
+        while len(self.seen) > 1 and now["time"] - self.seen[1]["time"] >= SPAN_SECONDS:
+            self.seen.popleft()
+        self.seen.append(now)
+        parts: list[RenderableType] = [self.head(now)]
+        parts += [Text(f"! {line}", "bold red") for line in now["trouble"]]  # not below the edge of the terminal
+        parts += ["", self.streams(now)]
+        if workers := self.workers(now):
+            parts += ["", workers]
+        if now["views"]:
+            parts += ["", self.views(now)]
+        if now["dead_letters"]:
+            parts += ["", self.letters(now)]
+        return Group(*parts)
+
+    def head(self, now: Figures) -> Text:
+        """The first line: time, processes, memory of Redis, cost of a commit."""
+        parts = [time.strftime("%H:%M:%S", time.localtime(now["time"]))]
+        if now["processes"] is not None:
+            for role in "gateway", "worker":
+                parts.append(f"{role}s {sum(process['role'] == role for process in now['processes'])}")
+        if now["memory"]:
+            limit = now["memory"]["most"]
+            parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(limit)}" if limit else ""))
+        before = self.seen[0]["commit"], self.seen[0]["commit_bodies"]
+        if all(before) and now["commit"] and (commits := now["commit"]["count"] - before[0]["count"]) > 0:
+            bodies = (now["commit_bodies"]["sum"] - before[1]["sum"]) / commits
+            seconds = (now["commit"]["sum"] - before[0]["sum"]) / commits
+            parts.append(f"commits of {bodies:.0f} in {seconds * 1000:.1f} ms")
+        return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)
+
+    def streams(self, now: Figures) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+        table.add_column("stream", max_width=14, no_wrap=True)
+        for name in "in/s", "out/s", "waiting", "bytes":
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("", width=CHART_COLUMNS, no_wrap=True)
+        for name in "oldest", "dead", "missing":
+            table.add_column(name, justify="right", no_wrap=True)
+        for name, row in now["streams"].items():
+            waits = None if row["ready"] is None else row["ready"] + row["claimed"]
+            chart = self.charts.setdefault(name, deque(maxlen=CHART_COLUMNS))
+            chart.append(waits or 0)
+            old = row["oldest_seconds"]
+            table.add_row(
+                Text(screen.shown(name), "bold"),
+                self.rate(name, "accepted"),
+                self.rate(name, "taken"),
+                number(waits),
+                "?" if row["backlog_bytes"] is None else size(row["backlog_bytes"]) if waits else "",
+                Text(drawn(chart, self.ramp), "cyan"),
+                Text("" if old is None else screen.ago(old), "bold yellow" if (old or 0) >= OLD_SECONDS else ""),
+                Text(number(row["dead"]), "yellow" if row["dead"] else ""),
+                Text(number(row["missing"]), "bold red" if row["missing"] else ""),
+            )
+        return table
+
+    def rate(self, stream: str, figure: str) -> str:
+        """Bodies per second over the recent readings; ? if unknown."""
+        old, new = self.seen[0], self.seen[-1]
+        before = old["streams"].get(stream, {}).get(figure)
+        after = new["streams"][stream][figure]
+        rate = page.rate(before, after, new["time"] - old["time"])
+        if rate is None:
+            return "?" if after is None else ""
+        return per_second(rate)
+
+    def workers(self, now: Figures) -> Table | None:
+        workers = [worker for worker in now["processes"] or () if worker["role"] == "worker"]
+        if not workers:
+            return None
+        table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+        for worker in workers:
+            held = [
+                f"{claim['stream']}: {number(claim['bodies'])} bodies"
+                + (f" for {screen.ago(claim['seconds'])}" if claim["seconds"] else "")
+                for claim in worker["claims"]
+                if claim["bodies"]
+            ]
+            table.add_row(
+                Text(f"worker {worker['pid']}", "dim"), "holds " + ", ".join(held) if held else "holds nothing"
+            )
+        return table
+
+    def views(self, now: Figures) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
+        table.add_column("view", max_width=22, no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for name in "reads/s", "hits", "keys", "lag", "refreshes":
+            table.add_column(name, justify="right", no_wrap=True)
+        then = self.seen[0]
+        before = {view["path"]: view["reads"] for view in then["views"]}
+        for view in now["views"]:
+            reads, hits = figures.rates(before.get(view["path"]), view["reads"], now["time"] - then["time"])
+            lag, made = view["lag"], view["refreshes"]
+            late = lag is not None and lag >= OLD_SECONDS and made is None  # a tally may be as old as its period
+            table.add_row(
+                Text(view["path"], "bold"),
+                Text(view["state"], "" if view["state"] == "served" else "bold yellow"),
+                "" if reads is None else per_second(reads),
+                screen.percent(hits),
+                "" if view["keys"] is None else number(view["keys"]),
+                Text("" if lag is None else screen.ago(lag), "bold yellow" if late else ""),
+                "" if made is None else number(made),
+            )
+        return table
+
+    def letters(self, now: Figures) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        table.add_column("letters", justify="right")
+        table.add_column("stream", no_wrap=True)
+        table.add_column("dead because", no_wrap=True, overflow="ellipsis")
+        for row in now["dead_letters"][:SHOWN_REASONS]:
+            texts = [screen.shown(row[name]) for name in ("stream", "reason")]
+            table.add_row(number(row["letters"]), *map(Text, texts))
+        if (more := len(now["dead_letters"]) - SHOWN_REASONS) > 0:
+            table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")
+        return table
+
+
+def per_second(rate: float) -> str:
+    return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
+
+
+def number(n: int | None) -> str:
+    """A number with separators, large ones in millions; ? if unknown."""
+    return "?" if n is None else f"{n:,}" if abs(n) < 10_000_000 else f"{n / 1e6:,.0f}M"
+
+
+def size(n: float) -> str:
+    """Bytes in at most five characters."""
+    for unit in "B", "K", "M", "G":
+        if n < 1000 or unit == "G":
+            break
+        n /= 1024
+    return f"{n:.1f}{unit}" if n < 10 and unit != "B" else f"{n:.0f}{unit}"
+
+
+def drawn(values: deque[int], ramp: str) -> str:
+    """A line of bars; every value above 0 has a visible bar."""
+    top = max(values, default=0) or 1
+    last = len(ramp) - 1
+    return "".join(ramp[0 if not value else max(1, round(value / top * last))] for value in values).rjust(CHART_COLUMNS)

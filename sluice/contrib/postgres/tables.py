@@ -1,0 +1,160 @@
+"""The bookkeeping's tables in PostgreSQL, and how a table is created or gets the columns that it lacks."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psycopg
+
+from sluice.contrib.postgres.session import Session
+from sluice.contrib.postgres.table import STAMP
+from sluice.store.store import check_layout
+from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
+from sluice.store.types import Unavailable
+
+KINDS = {
+    **dict.fromkeys(("serial", "eternal"), "bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY"),
+    "name": "text NOT NULL UNIQUE",
+    **{"text": "text NOT NULL", "integer": "bigint NOT NULL", "boolean": "boolean NOT NULL"},
+    **{"bytes": "bytea NOT NULL", "json": "jsonb NOT NULL"},
+    "time": f"{STAMP} NOT NULL DEFAULT clock_timestamp()",
+}
+VERSION = {"version": KINDS["integer"]}
+CHANGES = {"id": KINDS["serial"], "stream": KINDS["text"], "batch": KINDS["integer"]}
+COMPRESSED = "ALTER TABLE batches_carried ALTER COLUMN rows SET STORAGE EXTERNAL"  # by the worker already
+LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
+# For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
+# partition when another one is attached
+BRIEFLY = "SET LOCAL lock_timeout = '200ms'"
+
+
+WITHOUT_IDENTITY = """SELECT c.oid::regclass::text FROM pg_class AS c LEFT JOIN pg_inherits ON inhrelid = c.oid
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relreplident = 'd'
+  AND (relname = ANY(%(names)s) OR inhparent::regclass::text = ANY(%(names)s)
+    AND pg_get_expr(relpartbound, c.oid) = 'DEFAULT')
+  AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"""
+
+
+def span(stream: str, epoch: str, first: str, end: str) -> str:
+    """SQL for a range of bodies, from SQL for its parts. PostgreSQL can index a range of texts; to exclude ranges of
+    numbers per stream and epoch it would need the extension btree_gist.
+    """
+    low, high = (f"{stream} || ' ' || {epoch} || ' ' || lpad(({number})::text, 19, '0')" for number in (first, end))
+    return f"batches_span({low}, {high})"
+
+
+SPAN = span("stream", "epoch", "first", "last + 1")
+# Ranges that have a body of another one: its stream, epoch and first number, its stream, epoch and the number behind it
+MEETS = f"{SPAN} && {span('?::text', '?::text', '?::bigint', '?::bigint')}"
+EXCLUDE = f"""DO $$ BEGIN CREATE TYPE batches_span AS RANGE (SUBTYPE = text, COLLATION = "C");
+EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+ALTER TABLE batches_ranges ADD CONSTRAINT batches_ranges_excluded EXCLUDE USING gist (({SPAN}) WITH &&)"""
+
+
+def make_tables(db: psycopg.Connection[Any], where: str, addresses: Mapping[str, str]) -> None:
+    """Create the bookkeeping's tables, or bring them up to date. where: the database. addresses: see `Elsewhere`."""
+    db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+    layout = layout_of(db)
+    check_layout(where, layout, make=True)
+    if layout < LAYOUT:
+        for statement in (*RENAMED, "ALTER INDEX batches_spools_by_name RENAME TO batches_epochs_by_name"):
+            execute(db, statement)
+        for stream, address in addresses.items():
+            db.execute("UPDATE batches_objects SET address = %s WHERE stream = %s", (address, stream))
+    ensure(db, "batches_layout", VERSION)
+    more = {name: f"ALTER TABLE {name} ADD PRIMARY KEY ({columns})" for name, columns in PRIMARY_KEYS.items()}
+    more |= {"batches_ranges": EXCLUDE, "batches_carried": COMPRESSED}
+    for name, columns in TABLES.items():
+        ensure(
+            db, name, {column: KINDS[kind] for column, kind in columns.items()}, INDEXES.get(name) or more.get(name, "")
+        )
+    ensure(db, "view_changes", CHANGES)
+    execute(db, IDENTIFY.replace("?", f"'{uuid.uuid4().hex}'"))
+    db.execute(
+        "INSERT INTO batches_layout (version) "
+        "SELECT %s WHERE %s > (SELECT coalesce(max(version), 0) FROM batches_layout)",
+        (LAYOUT, LAYOUT),
+    )
+
+
+def layout_of(db: psycopg.Connection[Any]) -> int:
+    """The layout of a database; that of a new one if it has no tables yet."""
+    batches, versions = one(db.execute("SELECT to_regclass('batches')::text, to_regclass('batches_layout')::text"))
+    if not versions:
+        return 0 if batches else LAYOUT
+    return int(one(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))[0]) if batches else LAYOUT
+
+
+def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], index: str = "", more: str = "") -> bool:
+    """Create a table, or add the columns that it lacks; whether it was created.
+
+    more: the end of the statement that creates the table. index: statements behind it.
+    Raises: Unavailable if a column has another type, or the name belongs to something else than a table.
+    A table that is complete needs no statement that changes it, so a role without CREATE can use it.
+    """
+    db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+    kind = db.execute(
+        "SELECT relkind IN ('r', 'p') AND NOT relispartition FROM pg_class WHERE oid = to_regclass(%s)", (f'"{name}"',)
+    ).fetchone()
+    if kind == (False,):
+        raise Unavailable(f"PostgreSQL: {name} is no table, or a partition of another one")
+    found = db.execute(
+        "SELECT attname::text, atttypid::regtype::text FROM pg_attribute "
+        "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+        (f'"{name}"',),
+    )
+    present: dict[str, str] = dict(found.fetchall())
+    if not present:
+        listed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
+        execute(db, f'CREATE TABLE "{name}" ({listed}){more}')
+        if index:
+            execute(db, index)
+        return True
+    for column, kind in columns.items():
+        plain = kind.partition(" NOT NULL")[0].partition(" PRIMARY")[0]
+        if column not in present:
+            # a reader of the table, such as a backup, is in the way, and all that store into it wait behind this
+            alter = f'ALTER TABLE "{name}" ADD COLUMN "{column}" {kind if "DEFAULT" in kind else plain}'
+            execute(db, f"SET LOCAL lock_timeout = '1s'; {alter}; SET LOCAL lock_timeout = '5s'")
+        elif present[column].replace("character varying", "text") != plain:
+            raise Unavailable(
+                f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
+            )
+    return False
+
+
+def execute(db: psycopg.Connection[Any], statement: str) -> None:
+    """Run a statement that is not a literal."""
+    text: Any = statement
+    db.execute(text)
+
+
+def one(cursor: psycopg.Cursor[Any]) -> Any:
+    """The row of a query that always has one."""
+    return cursor.fetchone()
+
+
+def holders(db: psycopg.Connection[Any], *tables: str) -> set[str]:
+    """The transactions, of any role, that have changed one of these tables and have not ended."""
+    found = db.execute(
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
+        "AND relation = ANY(%s::regclass[]) "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        (list(tables),),
+    )
+    return {row[0] for row in found}
+
+
+def identify(db: Session, names: Iterable[str]) -> None:
+    """Let rows without a key be deleted and changed where a publication is FOR ALL TABLES: a replica finds them whole.
+
+    names: of the streams' tables. A table whose owner is another role, or that is in use, stays as it is.
+    """
+    with db.begin():
+        found = db.execute(WITHOUT_IDENTITY, {"names": [*TABLES, *names]}).fetchall()
+    for (name,) in found:
+        with contextlib.suppress(psycopg.Error), db.begin():
+            execute(db, f"{BRIEFLY}; ALTER TABLE {name} REPLICA IDENTITY FULL")
