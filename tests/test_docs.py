@@ -89,9 +89,10 @@ def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give
 
 def test_the_table_of_views_is_the_declaration_of_the_built_in_ones():
     documented = table(HTTP, "path", "latest(")
+    names = {name: getattr(views, name) for name in ("feed", "latest", "tally")}
     assert documented.keys() == views.VIEWS.keys()
     for path, (key, _, declared) in documented.items():
-        assert eval(declared.strip("`"), vars(views)) == views.VIEWS[path]  # noqa: S307  # our own document
+        assert eval(declared.strip("`"), names) == views.VIEWS[path]  # noqa: S307  # our own document
         assert key == f"`{views.VIEWS[path].key}`"
 
 
@@ -210,9 +211,10 @@ def test_a_limit_in_a_sentence_has_the_value_of_its_constant(page):
 
 
 def test_every_variable_that_any_document_names_is_a_setting():
-    known = {*settings.NAMES, "INGEST_"}
+    known = {*settings.variables(), "INGEST_"}
     for name in DOCUMENTS:
-        assert set(re.findall(r"INGEST_[A-Z_]+", (harness.ROOT / name).read_text())) <= known
+        if name != "CHANGELOG.md":  # it has the names of before
+            assert set(re.findall(r"INGEST_[A-Z_]+", (harness.ROOT / name).read_text())) <= known, name
 
 
 def anchors(path: Path) -> set[str]:

@@ -41,6 +41,7 @@ from proving.harness import (
 from sluice import settings
 from sluice.account import Publisher
 from sluice.base.counters import SECONDS, Counts
+from sluice.contrib.destinations import outbox
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.contrib.formats.protobuf import wrapped
 from sluice.spool.claim import Claim
@@ -625,8 +626,8 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
     rows = "deleting old rows of {}".format
     others = {
         "folding of batches": program.FOLD_SECONDS,
-        "publishing of rows": program.PUBLISH_SECONDS,
-        "merging of logs": program.TIDY_SECONDS,
+        "publishing of rows": outbox.PUBLISH_SECONDS,
+        "merging of logs": outbox.TIDY_SECONDS,
         "deleting old keys": program.LEFT_SECONDS / 50,
     }
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}

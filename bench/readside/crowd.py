@@ -15,7 +15,7 @@ from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
 from sluice.contrib.views import contract
 from sluice.contrib.views.kinds import feed as feeds
 from sluice.contrib.views.kinds.latest import ORDER_BYTES
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 
 OURS, PYPY, NOOP, FILE, LUA = "Sluice, CPython", "Sluice, PyPy", "nginx -> C no-op", "nginx, a file", "nginx Lua GET"
 WEBDIS, USUAL, USUAL_PYPY = "webdis", "gevent, redis-py, CPython", "gevent, redis-py, PyPy"
@@ -133,7 +133,7 @@ def start(
     ours = site.front(OURS, programs, read, runtime="cpython")
     # another reader of the same views
     twin = Site(stand)
-    (twin.home / VIEWS_SOCKET).symlink_to(site.home / VIEWS_SOCKET)
+    (twin.home / SCRATCH_SOCKET).symlink_to(site.home / SCRATCH_SOCKET)
     pypy = twin.front(PYPY, {**programs, "reader": twin.reader("pypy")}, read, runtime="pypy")
     served = values(site, options.devices, ours.port)
     stand.client.flushall()

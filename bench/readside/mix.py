@@ -13,7 +13,7 @@ from readside.site import FOLLOWER, WORKER, Site, Targets
 from sluice.contrib.views import Feed, contract
 from sluice.contrib.views.check import Checker
 from sluice.contrib.views.kinds import feed as feeds
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from sluice.streams.built_in import load_streams
 
 MODULE = rig.ROOT / "examples/notifications.py"
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> bool:
             rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
         keys, largest, doubled, _ = audit(site, view)
-        checker = Checker(str(site.home / VIEWS_SOCKET), site.settings.store, load_streams(site.settings))
+        checker = Checker(str(site.home / SCRATCH_SOCKET), site.settings.store, load_streams(site.settings))
         different = checker.check(PATH, view).different
         checker.close()
 

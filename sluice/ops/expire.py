@@ -12,11 +12,10 @@ import time
 from functools import partial
 
 from sluice.base import screen
-from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
-from sluice.store.registry import open_store
+from sluice.store.registry import open_elsewhere, open_store
 from sluice.store.store import retried
 from sluice.streams.built_in import load_streams
 
@@ -33,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s.rows, streams))
+    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

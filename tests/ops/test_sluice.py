@@ -135,7 +135,7 @@ def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Ser
     drain(tmp)
     assert sluice(tmp, "expire")[:2] == (0, "INGEST_KEEP keeps everything.\n")
     env = {"INGEST_KEEP": "2h,votes=30m,dead=10m"}
-    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nspans: 0 {0}\nvotes: {1} {0}\ndead: 1 {0}\n"
+    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nvotes: {1} {0}\nspans: 0 {0}\ndead: 1 {0}\n"
     assert sluice(tmp, "expire", "--dry-run", **env)[:2] == (0, said.format("are too old", 4))
     assert sluice(tmp, "expire", **env)[:2] == (0, said.format("deleted", 3))  # SQLite keeps the last one
     code, ledger, trouble = status(tmp, **env)

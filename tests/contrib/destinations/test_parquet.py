@@ -22,17 +22,18 @@ import redis
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
-from sluice import parsers, settings
+from sluice import settings
 from sluice.account import shared
 from sluice.contrib import views
 from sluice.contrib.destinations import destination, parquet
 from sluice.contrib.destinations.outbox import Storing
-from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere
+from sluice.contrib.destinations.register import parse_rows
+from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere, open_rows
 from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
-from sluice.streams.built_in import STREAMS, load_streams
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Record, Vote
 from sluice.streams.registry import stream
 from support import store_contract
@@ -333,7 +334,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
 def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp: Path) -> None:
     """Also that of a cell which shares the database, and has a directory of its own."""
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
-    other = parsers.rows(f"parquet://{tmp}/other")
+    other = parse_rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as store:
         store.persist(*votes("c", first=3))
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
@@ -362,7 +363,7 @@ def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, 
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as theirs:
         theirs.publish_figures("theirs", {"settings": shared(STREAMS, FOREVER, outbox(theirs))}, ())
-    other = parsers.rows(f"parquet://{tmp}/other")
+    other = parse_rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as ours:
         assert not outbox(ours).publish(ours) and ours.unpublished() == []
         assert ours.forget("theirs")
@@ -703,7 +704,7 @@ def test_a_field_with_the_name_of_a_column_of_the_destination_is_refused() -> No
 def test_a_stream_that_does_not_exist_is_refused() -> None:
     s = settings.load({"INGEST_ROWS": "trips=parquet:///a"})
     with pytest.raises(settings.SettingError, match="INGEST_ROWS: there is no stream 'trips'; there are gps, logs"):
-        load_streams(s)
+        open_rows(s, STREAMS)
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

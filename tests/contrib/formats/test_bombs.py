@@ -27,7 +27,8 @@ from sluice.contrib.formats import protobuf
 from sluice.contrib.formats.loki import messages as loki
 from sluice.contrib.formats.prometheus import messages as prometheus
 from sluice.contrib.formats.protobuf import wrapped
-from sluice.routes import FORMATS, ROUTES
+from sluice.contrib.formats.register import FORMATS
+from sluice.routes import ROUTES
 from sluice.streams import encoding
 from sluice.streams.built_in import STREAMS
 from sluice.streams.encoding import FRAMED

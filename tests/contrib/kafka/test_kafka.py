@@ -35,13 +35,13 @@ from confluent_kafka.admin import AdminClient
 from sluice import settings
 from sluice.contrib.kafka.admin import Admin, Topic
 from sluice.contrib.kafka.backlog import Backlog
+from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.contrib.kafka.inlet import Inlet, note_loss
 from sluice.contrib.kafka.inspector import Inspector
 from sluice.contrib.kafka.outlet import CONSUMER, Outlet
 from sluice.ledger import Observer
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable
 
 POISON = """
 import os

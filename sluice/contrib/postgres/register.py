@@ -1,0 +1,11 @@
+"""PostgreSQL as the database."""
+
+from __future__ import annotations
+
+from sluice.registry import Contribution, Database
+
+POSTGRES = Database(
+    "sluice.contrib.postgres", "postgres", "PostgreSQL", "Postgres", r"(?s:postgres(?:ql)?://.+)",
+    "postgresql://USER@HOST/DATABASE", b"PGDMP", "sluice.contrib.postgres.view_rows:PostgresRows",
+)  # fmt: skip
+CONTRIBUTION = Contribution(databases={"postgresql": POSTGRES, "postgres": POSTGRES})
