@@ -157,16 +157,6 @@ def run(options: argparse.Namespace) -> bool:
         [[keys, int(per_key), int(memory / keys), gigabytes]],
         f"Memory of the views' Redis: sets of {view.cap} items",
     )
-    marks = {}
-    for part in (50, 99, 99.99):
-        value = rig.percentile(everything, part)
-        marks[f"p{part}: {value:.1f} ms"] = value
-    report.density(
-        {name: by_kind[name] for name in ("reads", "writes")},
-        f"Latency of a feed of {view.cap} items: {options.rate:,.0f} requests/s, two reads to one write",
-        marks,
-        note="from the moment when the request was due; the lines are percentiles of all requests",
-    )
     targets = Targets(report)
     for ms, bar in TARGETS.items():
         share = within(everything, ms, failures)
