@@ -141,13 +141,12 @@ class Observer:
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
         refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
-        senders: as from `sluice.contrib.access.senders.listed`
         commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
         cells: as from `cells`
         disk: bytes of the file system with the data: free, and size
-        views: a list with the fields of `sluice.contrib.views.kinds.view.ViewFigures`; empty if INGEST_VIEWS is `off`
+        and the figures of contributions, under their names
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """

@@ -89,7 +89,7 @@ class Database(Entry):
     """A database. target: its package, with the modules `store`, and `copies` with `backup` and `restore`.
 
     name: for people. store: the class in the module `store`. pattern: of its URLs. form: how one is written.
-    magic: the beginning of a copy. rows: "module:class" from which views read.
+    magic: the beginning of a copy.
     """
 
     name: str = ""
@@ -97,7 +97,6 @@ class Database(Entry):
     pattern: str = ""
     form: str = ""
     magic: bytes = b""
-    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,7 @@ class Contribution:
     probes: path -> what answers there beside the routes: "module:function" of an environ.
     gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
+    row_sources: what views read the rows of a database from, by the scheme of its URLs: "module:class".
     rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
     chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
@@ -151,6 +151,7 @@ class Contribution:
     gateway: str = ""
     spools: Mapping[str, Spool] = field(default_factory=dict)
     databases: Mapping[str, Database] = field(default_factory=dict)
+    row_sources: Mapping[str, str] = field(default_factory=dict)
     destinations: Mapping[str, Destination] = field(default_factory=dict)
     rows: str = ""
     check: str = ""

@@ -75,7 +75,7 @@ def read_rates(
 ) -> tuple[float | None, float | None]:
     """Reads per second between two looks, and the hit rate: of the answers 200 and 404, the share of 200.
 
-    None: unknown, as after a restart of the views' Redis; without such an answer there is no hit rate.
+    None: unknown, as after a restart of the Redis that has them; without such an answer there is no hit rate.
     """
     if before is None or now is None or seconds <= 0:
         return None, None

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEQ",
         nargs="?",
         type=number,
-        help="only the body with this sequence number; Kafka: PARTITION:NUMBER",
+        help="only the body with this sequence number, as `peek` shows it",
     )
 
 

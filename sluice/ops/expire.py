@@ -2,7 +2,7 @@
 
 They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
 Of cells that share the database, the longest INGEST_KEEP counts.
-A partition of PostgreSQL is dropped when all of its rows are too old, so some rows stay until then.
+A partition of a table is dropped when all of its rows are too old, so some rows stay until then.
 """
 
 from __future__ import annotations

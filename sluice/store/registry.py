@@ -16,10 +16,7 @@ from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 
-SQLITE = Database(
-    "sluice.store.sqlite", "", "SQLite", "Sqlite", "sqlite:///.+", "sqlite:///PATH", b"SQLite format 3\0",
-    "sluice.contrib.views.rows.sqlite:SqliteRows",
-)  # fmt: skip
+SQLITE = Database("sluice.store.sqlite", "", "SQLite", "Sqlite", "sqlite:///.+", "sqlite:///PATH", b"SQLite format 3\0")
 
 
 def databases() -> list[Database]:

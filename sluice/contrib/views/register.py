@@ -13,6 +13,7 @@ CONTRIBUTION = Contribution(
             clients("all", "private", "none"), "127.0.0.1 ::1", "networks whose clients may read the views"
         ),
     },
+    row_sources={"sqlite": "sluice.contrib.views.rows.sqlite:SqliteRows"},
     verbs={"views": "sluice.contrib.views.verb"},
     figures={"views": "sluice.contrib.views.figures:ViewsFigures"},
     scratch="sluice.contrib.views.declared:are_on",
