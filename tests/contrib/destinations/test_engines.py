@@ -177,7 +177,10 @@ def test_every_type_of_a_field_is_stored_as_in_a_table(place: Place) -> None:
         store.persist(claim("parcels", 2), decoded(own, [store_contract.PARCEL, store_contract.EMPTY_PARCEL]))
         assert not outbox(store).late
     first, second = place.read("parcels", *store_contract.STORED)
-    assert store_contract.plainly(first) == store_contract.STORED
+    natural = place.kind == "kafka"  # a row is JSON there
+    assert (
+        dict(zip(store_contract.STORED, first)) if natural else store_contract.plainly(first)
+    ) == store_contract.STORED
     assert set(second) == {None}
 
 

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
