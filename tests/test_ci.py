@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from proving.harness import ROOT
+
+pytestmark = pytest.mark.contract
 
 TESTS = """
 import pathlib

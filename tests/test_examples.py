@@ -29,6 +29,8 @@ from proving import harness
 from proving.harness import ROOT, Server, ask, chain, get, installation, post, redis_server, short_tmp
 from support.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.contract
+
 EXAMPLES = ROOT / "examples"
 poll = harness.poll
 

@@ -14,6 +14,8 @@ import pytest
 
 from proving.harness import ROOT
 
+pytestmark = pytest.mark.contract
+
 VERSION = "7.8.9"
 
 

@@ -60,6 +60,8 @@ from sluice.streams.registry import Stream
 from support.operator_verbs import sluice
 from support.store_contract import NOON
 
+pytestmark = pytest.mark.contract
+
 poll = harness.poll
 LIMITS = registry.limits(settings.load({}))
 COMMAND = [sys.executable, str(ROOT / "worker.py")]

@@ -46,6 +46,8 @@ from sluice.fastlane.loop import FastLane
 from support import generated_requests
 from support.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.contract
+
 Where = int | Path
 
 

@@ -19,6 +19,8 @@ from sluice.contrib.views import contract
 from sluice.settings import SCRATCH_SOCKET
 from support.access import curl, tls
 
+pytestmark = pytest.mark.contract
+
 MOST = 150 << 20  # bytes of a process
 EACH = 200 << 10  # bytes of nginx for an answer
 CONNECTIONS, STREAMS, KEYS, POINTS = 6, 128, 50, 100

@@ -32,6 +32,8 @@ from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
 
+pytestmark = pytest.mark.contract
+
 poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """

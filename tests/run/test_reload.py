@@ -44,6 +44,8 @@ from sluice.run import launch, reload
 from support.posting_clients import Threads
 from support.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.contract
+
 
 class Sent(NamedTuple):
     """A request: its vote, start and end (seconds, monotonic), and the response, if it was not 200."""

@@ -49,6 +49,8 @@ from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 from support.store_contract import StoreTests, again, patiently, votes
 
+pytestmark = pytest.mark.contract
+
 MOST = registry.limits(settings.load({}))
 SECRET = "s3cr3t/with@all:of?it%#"
 

@@ -36,6 +36,8 @@ from sluice.streams.record import Gps, Metric, Reject
 from support.store_contract import again
 from support.views_site import NOON, Site, site
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:

@@ -27,6 +27,8 @@ from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from support.views_site import NOON, Site
 from support.views_site import site as installation
 
+pytestmark = pytest.mark.contract
+
 KEYS = ["bike", "a b", "50%", "a+b&c=d", "\u00e9\u20ac", "x" * 512, ""]
 LANE = "fastlane"
 
