@@ -1,6 +1,9 @@
-"""Run a command; when it has ended, kill each program that it started and left: `python tests/reaper.py COMMAND…`
+"""Run a command; when it has ended, kill each program that it started and left.
 
-bin/test runs pytest so: a suite that is interrupted leaves no servers, also if they have sessions of their own.
+python tests/reaper.py [--until SECONDS] COMMAND…
+
+bin/test runs pytest so: a suite that is interrupted leaves no servers, also if they have sessions of their own. A
+command that has not ended after SECONDS is killed with all that it started; the status is 124.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -18,24 +22,29 @@ SI_KERNEL = 128
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
-def main(command: list[str]) -> int:
+def main(command: list[str], seconds: float = float("inf")) -> int:
     """Returns: the command's status, or 128 + the signal that ended it."""
     # a process whose parent has ended becomes a child of this one, not of init
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
+    deadline = time.monotonic() + seconds
     signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS, signal.SIGCHLD})
     started = subprocess.Popen(command, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()))
     status: int | None = None
     while status is None:
-        received = signal.sigwaitinfo({*STOPS, signal.SIGCHLD})
-        if received.si_signo == signal.SIGCHLD:
+        left = min(deadline - time.monotonic(), 3600)
+        received = signal.sigtimedwait({*STOPS, signal.SIGCHLD}, max(left, 0))
+        if received and received.si_signo == signal.SIGCHLD:
             status = reap().get(started.pid)
-        elif received.si_code != SI_KERNEL:  # a terminal sends it to the command, too
+        elif received and received.si_code != SI_KERNEL:  # a terminal sends it to the command, too
             os.kill(started.pid, received.si_signo)
+        elif left <= 0:
+            print(f"not ended after {seconds:g} s: {' '.join(command)}", file=sys.stderr)
+            kill_children()
+            return 124
     code = os.waitstatus_to_exitcode(status)
-    left = kill_children()
-    if left:
-        print(f"killed at the end, because the tests left them: {', '.join(left)}", file=sys.stderr)
+    if names := kill_children():
+        print(f"killed at the end, because the tests left them: {', '.join(names)}", file=sys.stderr)
     return 128 - code if code < 0 else code
 
 
@@ -62,4 +71,6 @@ def kill_children() -> list[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--until":
+        sys.exit(main(sys.argv[3:], float(sys.argv[2])))
     sys.exit(main(sys.argv[1:]))

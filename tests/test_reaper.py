@@ -16,8 +16,9 @@ pytestmark = pytest.mark.contract
 LEAVING = "setsid sleep 1000 & echo $! >PID; until grep -qs sleep /proc/$!/comm; do :; done; "
 
 
-def reaped(tmp: Path, script: str) -> subprocess.Popen[str]:
-    command = [sys.executable, ROOT / "tests/reaper.py", "bash", "-c", LEAVING.replace("PID", f"{tmp}/pid") + script]
+def reaped(tmp: Path, script: str, *options: str) -> subprocess.Popen[str]:
+    script = LEAVING.replace("PID", f"{tmp}/pid") + script
+    command = [sys.executable, str(ROOT / "tests/reaper.py"), *options, "bash", "-c", script]
     # a shell that starts the tests with & makes them ignore SIGINT
     return subprocess.Popen(["env", "--default-signal=INT", *command], stderr=subprocess.PIPE, text=True)
 
@@ -39,3 +40,9 @@ def test_a_signal_ends_the_command_and_all_that_it_started(tmp: Path, number: si
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 128 + number and has_ended(tmp)
+
+
+def test_a_command_that_lasts_too_long_is_killed_with_all_that_it_started(tmp: Path) -> None:
+    process = reaped(tmp, "sleep 1000", "--until", "2")
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 124 and said.startswith("not ended after 2 s: bash") and has_ended(tmp)
