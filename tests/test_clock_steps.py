@@ -21,7 +21,7 @@ from sluice.contrib.views import contract
 from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import LEASE_SECONDS, Keys
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.nightly
 
 VOTES = Keys.of("votes")
 HOUR, YEAR = 3600, 365 * 86_400

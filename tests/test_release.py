@@ -14,7 +14,7 @@ import pytest
 
 from proving.harness import ROOT
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.nightly
 
 VERSION = "7.8.9"
 

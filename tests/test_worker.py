@@ -1119,6 +1119,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("load", LOADS)
 def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
     stream, bodies, table, rows = LOADS[load]
@@ -1131,6 +1132,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
         assert peak(running.pid) < 100
 
 
+@pytest.mark.nightly
 def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with database(tmp / "ingest.db") as db:

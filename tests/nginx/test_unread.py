@@ -130,6 +130,7 @@ def test_answers_that_nobody_reads_take_no_disk(up: Server, certificate: tuple[P
         assert max(memory(up, "nginx")) < MOST
 
 
+@pytest.mark.nightly
 def test_answers_that_nobody_reads_take_bounded_memory_and_keep_nobody_waiting(
     up: Server, certificate: tuple[Path, Path]
 ) -> None:

@@ -156,7 +156,7 @@ def test_a_stop_is_in_order_and_accepted_bodies_wait_for_the_next_start(tmp: Pat
         poll(lambda: choices(up) == [str(n) for n in range(100)])
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_request_in_progress_during_the_stop_is_kept_and_an_unfinished_one_does_not_delay_it(tmp: Path) -> None:
     with installation(tmp) as up, connect(up.port) as connection, connect(up.port) as unfinished:
         for client, body in (connection, b'{"poll":"p",'), (unfinished, b"half"):
@@ -253,7 +253,7 @@ def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice
         assert len(stored) == len(set(stored))
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_program_killed_ten_times_in_a_burst_is_restarted(tmp: Path) -> None:
     with installation(tmp) as up:
         for name in PROGRAMS:
@@ -265,7 +265,7 @@ def test_a_program_killed_ten_times_in_a_burst_is_restarted(tmp: Path) -> None:
         poll(lambda: choices(up) == ["after"])
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(tmp: Path) -> None:
     with installation(tmp) as up:
         assert vote(up, "a") == 200
