@@ -289,6 +289,7 @@ def constant(output: str) -> str:
     return re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+\|?$", "X", output.strip())
 
 
+@pytest.mark.contract
 def test_the_commands_of_the_readme_print_its_transcript(running):
     transcript = textwrap.dedent(re.search(r"^## See data flow\n\n(.*?)\n\n", README, re.M | re.S)[1])
     steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", transcript, re.M)
@@ -304,6 +305,7 @@ def test_the_commands_of_the_readme_print_its_transcript(running):
             assert shell(f"{command} 2>/dev/null", running).strip().startswith(expected)
 
 
+@pytest.mark.contract
 def test_the_stream_in_ten_lines_works_as_printed(running):
     (post,) = re.findall(r"^    (curl .*/orders)$", README, re.M)
     assert '{"message":"OK"}' in shell(post, running)
@@ -312,6 +314,7 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
     assert harness.poll(lambda: shell(select, running)) == "A-1|3\n", body
 
 
+@pytest.mark.contract
 def test_the_fields_of_the_status_file_are_documented(running):
     path = running.home / "run/status.json"
     harness.poll(path.exists)
@@ -324,6 +327,7 @@ def groups() -> dict[str, list[str]]:
     return tomllib.loads((harness.ROOT / "pyproject.toml").read_text())["dependency-groups"]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("group", groups())
 def test_every_dependency_is_pinned_with_hashes(group):
     provision = (harness.ROOT / "bin/provision").read_text()

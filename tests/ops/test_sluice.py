@@ -32,6 +32,8 @@ from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
 
+pytestmark = pytest.mark.contract
+
 poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
@@ -313,6 +315,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
     assert ask(tmp, "SELECT count(*) FROM votes") == [(8,)]
 
 
+@pytest.mark.nightly
 def test_two_installations_with_one_name_are_noticed_until_one_gets_another(tmp: Path, redis: Server) -> None:
     store = f"sqlite:///{tmp}/ingest.db"
     (tmp / "other").mkdir()

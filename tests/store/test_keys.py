@@ -44,6 +44,8 @@ from sluice.streams.built_in import load_streams, rule
 from sluice.streams.record import Limits, Record
 from support.operator_verbs import push
 
+pytestmark = pytest.mark.contract
+
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 
 
