@@ -121,7 +121,8 @@ class Contribution:
 
     settings: by name. settle: "module:function" of the dictionary of all values, which it may change, before they are
         used. Raises: SettingError.
-    formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried. streams: by name, "module:attribute".
+    formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
+    streams: by name, "module:attribute".
     probes: path -> what answers there beside the routes: "module:function" of an environ.
     gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
