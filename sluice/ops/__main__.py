@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from sluice import registry, settings
-from sluice.base import screen
+from sluice.base import daemon, screen
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,6 +107,7 @@ def main(words: list[str]) -> int:
 
 def command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
+    daemon.interrupt_on_signal()
     try:
         status = main(sys.argv[1:])
         if sys.stdout:  # it may be closed

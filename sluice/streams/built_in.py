@@ -9,6 +9,7 @@ from sluice.parsers import DEAD
 from sluice.routes import FORMATS
 from sluice.streams import custom, gps, logs, metrics, votes
 from sluice.streams.decoder import JsonDecoder
+from sluice.streams.guard import GUARD
 from sluice.streams.record import Gps, Log, Metric, Record, Span, Vote
 from sluice.streams.registry import Stream
 from sluice.streams.schema import case_conflict, stream_problem
@@ -59,6 +60,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
                 raise settings.SettingError(
                     f"{setting}: there is no stream {name!r}; there are {', '.join(sorted(known))}."
                 )
+    streams |= {name: GUARD.around(stream) for name, stream in own.items()}
     return {name: stream._replace(rule=rule(stream, *config.unique.of(name))) for name, stream in streams.items()}
 
 
