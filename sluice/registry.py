@@ -1,4 +1,4 @@
-"""What is optional: each folder of `sluice/contrib`, and each package of others, declares what it adds in one register.
+"""What is optional: each folder of `sluice/contrib`, and each package of others, declares in a register what it adds.
 
 A register is a module with a `CONTRIBUTION`. It names what it brings by "module:attribute", which is imported when it is
 needed, so that a gateway on PyPy can read each register, and nobody pays for what he does not use. The registers are

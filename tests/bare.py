@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from posting import Load
 from proving.harness import ROOT, connect, free_port, get, poll, post, running
+from support.posting_clients import Load
 
 PACKAGES = "ca-certificates,curl,git,systemd-sysv,udev,linux-image-cloud-amd64,initramfs-tools,iproute2,procps,dbus"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"

@@ -20,10 +20,10 @@ import pytest
 from influxdb_client import InfluxDBClient, Point, WriteOptions, WritePrecision
 from influxdb_client.client.write_api import SYNCHRONOUS
 
-from integrations import samples
 from proving import harness
 from proving.harness import Server, ask, chain, request, short_tmp
 from sluice.contrib.formats.loki import messages
+from support.sender_configs import samples
 
 poll = harness.poll
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -27,7 +27,7 @@ import tomllib
 
 from proving import harness
 from proving.harness import ROOT, Server, ask, chain, get, installation, post, redis_server, short_tmp
-from runtimes import RUNTIMES
+from support.runtimes import RUNTIMES
 
 EXAMPLES = ROOT / "examples"
 poll = harness.poll

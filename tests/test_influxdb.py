@@ -19,11 +19,11 @@ import influxdb_client_3
 import pytest
 from influxdb_client import Point
 
-from access import KEY, keys
-from between import Between, closing, reply
-from integrations import Write, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, installation, request, short_tmp
+from support.access import KEY, keys
+from support.answering_proxy import AnsweringProxy, closing, reply
+from support.sender_configs import Write, npm_packages, program, samples
 
 poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent / "influx"
@@ -175,11 +175,11 @@ def refused(up: Server, client: str, start: Start) -> list[str]:
     name = f"{client}-refused"
     replies: list[bytes] = []
     said: list[str] = []
-    with closing(between := Between(up.port, replies)) as port, start(port, name) as write:
+    with closing(proxy := AnsweringProxy(up.port, replies)) as port, start(port, name) as write:
         for n, (kind, answer) in enumerate(ANSWERS.items()):
             replies.append(answer)
             said.append(write(range(n, n + 1)))
-            poll(lambda n=n: len(between.answered) == n + 1)  # type: ignore[misc]
+            poll(lambda n=n: len(proxy.answered) == n + 1)  # type: ignore[misc]
             if kind not in {"400", "413"} | AGAIN[client]:
                 poll(lambda n=n: write(range(n, n + 1)) == "ok")  # type: ignore[misc]
             if kind not in {"400", "413"}:
@@ -236,11 +236,9 @@ def test_every_point_is_stored_once_although_one_answer_in_ten_is_lost(
     if client not in clients:
         pytest.skip("no npm, or no jars")
     name = f"{client}-lost"
-    with closing(between := Between(up.port, [], cut=10)) as port, clients[client](port, name) as start:
-        count = between.sent_in_steps(
-            lambda: numbers(up, name), lambda asked: poll(lambda: start(asked) == "ok"), step=1
-        )
-        poll(lambda: between.repeated() >= between.lost)
+    with closing(proxy := AnsweringProxy(up.port, [], cut=10)) as port, clients[client](port, name) as start:
+        count = proxy.sent_in_steps(lambda: numbers(up, name), lambda asked: poll(lambda: start(asked) == "ok"), step=1)
+        poll(lambda: proxy.repeated() >= proxy.lost)
         assert start(range(count, count + 1)) == "ok"
         poll(lambda: count in numbers(up, name))
     assert numbers(up, name) == [*range(count + 1)]
@@ -260,11 +258,11 @@ def test_without_the_options_the_javascript_client_of_version_2_gives_up_soon(
 ) -> None:
     """It takes the 60 seconds for milliseconds, five times."""
     with (
-        closing(between := Between(up.port, [reply(503, "Retry-After: 60")] * 6)) as port,
+        closing(proxy := AnsweringProxy(up.port, [reply(503, "Retry-After: 60")] * 6)) as port,
         changed(clients, "@influxdata/influxdb-client", port, r"(?s), \{\s+flushInterval.*?\}", "") as write,
     ):
         assert write(range(1)) != "ok"
-        poll(lambda: len(between.answered) == 6)
+        poll(lambda: len(proxy.answered) == 6)
         poll(lambda: write(range(1, 2)) == "ok")  # again if its own ten seconds have passed
         poll(lambda: numbers(up, "@influxdata/influxdb-client-changed"))
     assert set(numbers(up, "@influxdata/influxdb-client-changed")) == {1}

@@ -29,7 +29,6 @@ import ingest
 from proving import harness
 from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
 from proving.harness import request as send
-from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.contrib.formats.prometheus import messages
 from sluice.http import written
 from sluice.http.replies import NO_LENGTH, Rejected
@@ -38,6 +37,7 @@ from sluice.routes import ROUTES
 from sluice.streams.built_in import STREAMS
 from sluice.streams.message import parse, sender
 from sluice.streams.record import Gps, Limits, Log
+from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
 
 MAX_BODY = 100_000
 MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream

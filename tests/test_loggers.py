@@ -20,10 +20,10 @@ import logging_loki
 import pygelf
 import pytest
 
-from between import Between, closing, reply
-from integrations import Write, npm_packages, program
 from proving import harness
 from proving.harness import ROOT, Server, ask, chain, short_tmp
+from support.answering_proxy import AnsweringProxy, closing, reply
+from support.sender_configs import Write, npm_packages, program
 
 poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent / "loggers"
@@ -98,15 +98,15 @@ def test_what_a_library_sends_again_is_stored_once_and_what_it_drops_holds_nothi
         start = partial(program, "node", folder / "send.mjs", library, cwd=folder)
     replies: list[bytes] = []
     expected = []
-    with closing(between := Between(up.port, replies)) as port, start(port) as write:
+    with closing(proxy := AnsweringProxy(up.port, replies)) as port, start(port) as write:
         for n, (kind, answer) in enumerate(ANSWERS.items()):
             replies.append(answer)
             assert write(range(2 * n, 2 * n + 1)) == "ok"
-            poll(lambda n=n: len(between.answered) == n + 1)  # type: ignore[misc]
+            poll(lambda n=n: len(proxy.answered) == n + 1)  # type: ignore[misc]
             kept = answer == b"" or kind in AGAIN.get(library, ())
             expected += [2 * n, 2 * n + 1] if kept else [2 * n + 1]
             assert write(range(2 * n + 1, 2 * n + 2)) == "ok"
             poll(lambda: numbers(up, library) == expected)  # noqa: B023
         repeated = "a lost answer" in AGAIN.get(library, ())
-        poll(lambda: between.repeated() == repeated)
+        poll(lambda: proxy.repeated() == repeated)
     assert numbers(up, library) == expected

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from between import Between, closing, reply
-from integrations import Write, duplicates, npm_packages, program, samples
 from proving import harness
 from proving.harness import Server, ask, chain, installation, short_tmp
+from support.answering_proxy import AnsweringProxy, closing, reply
+from support.sender_configs import Write, duplicates, npm_packages, program, samples
 
 # not in .venv: redis-py imports OpenTelemetry's SDK where it finds it, 30 ms at each start of a program
 SDK = [*map(str, (harness.ROOT / ".venv-otel/lib").glob("*/site-packages"))]
@@ -194,25 +194,25 @@ AFTER = {
 def test_the_python_sdk_sends_again_after_what_may_pass_and_drops_what_is_rejected(up: Server, kind: str) -> None:
     replies, times = AFTER[kind]
     count = len(replies)
-    with closing(between := Between(up.port, list(replies))) as port:
+    with closing(proxy := AnsweringProxy(up.port, list(replies))) as port:
         endpoint = variables(port)["OTEL_EXPORTER_OTLP_ENDPOINT"]
         made = provider(f"after {kind}", endpoint=f"{endpoint}/v1/logs")
         emit(made, 1)
         emit(made, 2)  # is stored behind the first one
         made.shutdown()
-    assert len(between.answered) == count
+    assert len(proxy.answered) == count
     poll(lambda: any(text == "line 2" for _, text, _ in logs(up, f"after {kind}")))
     assert [text for _, text, _ in logs(up, f"after {kind}")] == ["line 1"] * times + ["line 2"]
 
 
 def test_every_log_record_of_the_python_sdk_is_stored_once_although_one_answer_in_ten_is_lost(tmp: Path) -> None:
-    with chain(tmp) as up, closing(between := Between(up.port, [], cut=10)) as port:
+    with chain(tmp) as up, closing(proxy := AnsweringProxy(up.port, [], cut=10)) as port:
         made = provider("cut", endpoint=f"{variables(port)['OTEL_EXPORTER_OTLP_ENDPOINT']}/v1/logs")
         for n in range(40):
             emit(made, n)
         made.shutdown()
-        poll(lambda: len(logs(up, "cut")) >= 40 and duplicates(up) == between.lost)
-        assert between.lost == len(between.accepted) - len(set(between.accepted)) == 4
+        poll(lambda: len(logs(up, "cut")) >= 40 and duplicates(up) == proxy.lost)
+        assert proxy.lost == len(proxy.accepted) - len(set(proxy.accepted)) == 4
         assert [attributes["n"] for _, _, attributes in logs(up, "cut")] == [*range(40)]
 
 
@@ -284,13 +284,13 @@ def test_every_log_record_of_the_javascript_sdk_is_stored_once_although_one_answ
     def numbers() -> list[int]:
         return sorted(attributes["n"] for _, _, attributes in logs(up, "cut javascript"))
 
-    with closing(between := Between(up.port, [], cut=10)) as port:
+    with closing(proxy := AnsweringProxy(up.port, [], cut=10)) as port:
         command = ["node", sender, "proto", "cut javascript"]
         with program(*command, env=os.environ | variables(port)) as write:
-            count = between.sent_in_steps(numbers, write)
+            count = proxy.sent_in_steps(numbers, write)
             assert write(range(count, count + 1)) == "ok"
         poll(lambda: count in numbers())
-        assert between.repeated() >= between.lost
+        assert proxy.repeated() >= proxy.lost
     assert numbers() == [*range(count + 1)]
 
 
@@ -298,8 +298,8 @@ def test_every_log_record_of_the_javascript_sdk_is_stored_once_although_one_answ
 def test_the_javascript_sdk_does_the_same(up: Server, sender: Path, kind: str) -> None:
     replies, times = AFTER[kind]
     service = f"javascript after {kind}"
-    with closing(between := Between(up.port, list(replies))) as port:
+    with closing(proxy := AnsweringProxy(up.port, list(replies))) as port:
         send(sender, port, "proto", service)  # the metrics, then the logs
-    assert len(between.answered) == len(replies)
+    assert len(proxy.answered) == len(replies)
     poll(lambda: len(logs(up, service)) == 10 and len(rows(up, service).get(("room", "value"), [])) >= times)
     assert [value for value, _, _ in rows(up, service).get(("room", "value"), [])] == [21.5] * times

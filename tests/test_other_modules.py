@@ -16,7 +16,7 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, gateway, poll, post, redis_server, running
 from proving.postgres import postgres_server
-from verbs import sluice, status
+from support.operator_verbs import sluice, status
 
 # Of orders, one has a field that the other lacks, and requires one that it does not send; the others have one stream
 OLD = """

@@ -1,4 +1,4 @@
-"""No regular expression takes more than linear time: see `patterns`."""
+"""No regular expression takes more than linear time: see `support.slow_patterns`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from patterns import slow
 from proving.harness import ROOT
+from support.slow_patterns import slow
+from support.table_of_cases import check_each_row
 
 METHODS = "match", "fullmatch", "search", "sub", "split", "findall", "finditer"
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("pattern", "method", "expected"),
     [
         (r"[0-9]+\.?[0-9]*", "fullmatch", True),

@@ -22,7 +22,7 @@ from sluice.store.entries import Entries
 from sluice.store.registry import open_store
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
-from verbs import sluice, status
+from support.operator_verbs import sluice, status
 
 LIMITS = registry.limits(settings.load({}))
 KEYS = Keys.of("items")

@@ -18,14 +18,14 @@ from urllib.parse import urlencode
 
 import pytest
 
-from between import Between, closing, reply
-from integrations import duplicates, samples
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, installation, running, short_tmp
 from sluice.contrib.formats.prometheus import messages
 from sluice.contrib.formats.protobuf import uncompress, wrapped
 from sluice.streams.body import Budget
 from sluice.streams.record import Limits
+from support.answering_proxy import AnsweringProxy, closing, reply
+from support.sender_configs import duplicates, samples
 
 poll = partial(harness.poll, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
@@ -198,12 +198,12 @@ def test_stale_markers_exemplars_metadata_and_numbers_that_are_not_finite_are_st
 @contextlib.contextmanager
 def proxied(
     tmp: Path, replies: list[bytes], options: str = "", binary: object = "prometheus"
-) -> Iterator[tuple[Server, Between, int]]:
+) -> Iterator[tuple[Server, AnsweringProxy, int]]:
     """An installation, and Prometheus that writes to it through a proxy. Returns: also the port of Prometheus."""
     with contextlib.ExitStack() as stack:
         up = stack.enter_context(chain(tmp))
-        write = stack.enter_context(closing(between := Between(up.port, replies)))
-        yield up, between, stack.enter_context(prometheus(tmp, write, options=options, binary=binary))
+        write = stack.enter_context(closing(proxy := AnsweringProxy(up.port, replies)))
+        yield up, proxy, stack.enter_context(prometheus(tmp, write, options=options, binary=binary))
 
 
 def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
@@ -257,11 +257,11 @@ def test_prometheus_repeats_a_request_after_5xx_and_drops_it_after_4xx(
     if binary == VERSION_3 and not VERSION_3.exists():
         pytest.skip(NO_VERSION_3)
     count = len(replies)
-    with proxied(tmp, [*replies], options, binary) as (up, between, port):
-        poll(lambda: len(between.answered) == count and stored(up))
+    with proxied(tmp, [*replies], options, binary) as (up, proxy, port):
+        poll(lambda: len(proxy.answered) == count and stored(up))
         theirs = scraped(port)
         dropped: set[Sample] = set()
-        for body in between.answered if not retried else ():
+        for body in proxy.answered if not retried else ():
             for series in messages.Request1.FromString(uncompress(body, Budget(Limits()))).timeseries:
                 tags = {label.name: label.value for label in series.labels}
                 name = tags.pop("__name__")
@@ -283,10 +283,10 @@ def test_every_sample_of_prometheus_is_stored_once_although_one_answer_in_ten_is
         pytest.skip("no Prometheus 3: bin/provision engines builds it")
     with contextlib.ExitStack() as stack:
         up = stack.enter_context(installation(tmp))
-        write = stack.enter_context(closing(between := Between(up.port, [], cut=10)))
+        write = stack.enter_context(closing(proxy := AnsweringProxy(up.port, [], cut=10)))
         documented = int(binary == VERSION_3)  # remote write 2
         port = stack.enter_context(prometheus(tmp, write, binary=binary, documented=documented))
-        poll(lambda: between.lost >= 3 and duplicates(up) >= 3)
+        poll(lambda: proxy.lost >= 3 and duplicates(up) >= 3)
         theirs = scraped(port)
         poll(lambda: theirs.keys() <= stored(up).keys())
         assert same(stored(up), theirs)

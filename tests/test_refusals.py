@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from between import Between, closing, reply
-from integrations import FIRST, duplicates, samples, telegraf
 from proving import harness
 from proving.harness import PATIENCE, ask, free_port, installation, running
+from support.answering_proxy import AnsweringProxy, closing, reply
+from support.sender_configs import FIRST, duplicates, samples, telegraf
 
 poll = partial(harness.poll, interval=0.05)
 COLLECTD = harness.ROOT / "var/collectd"
@@ -140,18 +140,18 @@ def test_a_sender_sends_again_or_drops_what_was_refused(sender: str, tmp: Path) 
     """Nothing is lost where it sends again; what it drops is one request, and what follows arrives."""
     run, sql, repeats = SENDERS[sender]
     replies: list[bytes] = []
-    with installation(tmp) as up, closing(between := Between(up.port, replies)) as port, run(tmp, port) as write:
+    with installation(tmp) as up, closing(proxy := AnsweringProxy(up.port, replies)) as port, run(tmp, port) as write:
 
         def found() -> set[int]:
             return {int(number) for (number,) in ask(up.home, sql)}
 
         expected = set[int]()
         for first, status in enumerate((503, 429, 413)):
-            before, kept = len(between.answered), status in repeats
+            before, kept = len(proxy.answered), status in repeats
             replies += [reply(status, "Retry-After: 1")] * (2 if kept else 1)
             refused, later = range(first * 20, first * 20 + 10), range(first * 20 + 10, first * 20 + 20)
             write(refused)
-            poll(lambda: not replies and len(between.answered) > before)  # noqa: B023
+            poll(lambda: not replies and len(proxy.answered) > before)  # noqa: B023
             write(later)
             expected |= {*later} | ({*refused} if kept else set())
             poll(lambda: expected <= found())  # noqa: B023
@@ -200,10 +200,10 @@ def test_the_journal_is_sent_again_after_each_error_and_stored_once(tmp: Path) -
     remote = [f"{JOURNAL}/lib/systemd/systemd-journal-remote", "--split-mode=none", f"--output={tmp}/made.journal", "-"]
     subprocess.run(remote, input=entries.encode(), env=library(), check=True, capture_output=True)
     replies = [reply(503, "Retry-After: 1"), reply(429, "Retry-After: 1"), reply(413), b""]
-    with installation(tmp / "home") as up, closing(between := Between(up.port, replies)) as port:
+    with installation(tmp / "home") as up, closing(proxy := AnsweringProxy(up.port, replies)) as port:
         for _ in range(4):
             assert upload(tmp, port).wait(PATIENCE) == 1
-        assert len(between.answered) == 4
+        assert len(proxy.answered) == 4
         with upload(tmp, port) as process:
             poll((tmp / "state").exists)
             process.kill()

@@ -14,6 +14,7 @@ from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
 from sluice.parsers import FOREVER
 from sluice.run import configure, up
+from support.table_of_cases import check_each_row
 
 TABLE = (ROOT / "docs/protocol/operator.md").read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
 
@@ -32,7 +33,7 @@ def test_gateways_follow_the_cores() -> None:
     assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
-@pytest.mark.parametrize("name", settings.NAMES)
+@check_each_row("name", settings.NAMES)
 def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
     (about,) = re.findall(rf"^\| `{name}` \|.*?\| (.*) \|$", TABLE, re.M)
     assert re.search(r"(Change|Set|Raise|Add) (it|`debug`)( |: )", about), about
@@ -217,24 +218,6 @@ def test_any_text_is_a_value_or_one_line_that_names_the_setting(name: str, tmp_p
             assert name in str(error) and "\n" not in str(error), value
             # a path or the name of a module is shown whole, and may be in the reason, too
             assert len(str(error)) < (700 if len(value) < 5000 or not value.startswith("x") else 10_500)
-
-
-@pytest.mark.parametrize(
-    "name, value, instead",
-    [
-        ("INGEST_SINK", "postgresql://u:secret@h/d", "INGEST_STORE"),
-        ("INGEST_REDIS", "/run/redis.sock", "INGEST_SPOOL"),
-        ("INGEST_TLS_CERTIFICATE", "/c,/k", "INGEST_TLS_CERTIFICATE=/c INGEST_TLS_KEY=/k"),
-        ("INGEST_CLIENT_RATE", "20,8", "INGEST_CLIENT_RATE=20 INGEST_CLIENT_CONNECTIONS=8"),
-        ("INGEST_MAX_MEMORY", "1g,256m", "INGEST_MAX_MEMORY=1g INGEST_VIEWS_MEMORY=256m"),
-        ("INGEST_ROWS", "sink", "store in place of sink"),
-        ("INGEST_ROWS", "s3://b, gps=sink", "store in place of sink"),
-    ],
-)
-def test_a_setting_of_an_earlier_form_is_answered_with_the_present_one(name: str, value: str, instead: str) -> None:
-    with pytest.raises(settings.SettingError) as caught:
-        settings.load({name: value})
-    assert str(caught.value) == f"{name} has changed: write {instead}."
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from between import Between, closing, reply
-from integrations import samples
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, installation, running
 from sluice.run.configure import program_path
+from support.answering_proxy import AnsweringProxy, closing, reply
+from support.sender_configs import samples
 
 poll = partial(harness.poll, interval=0.05)
 RSYSLOG = harness.ROOT / "var/rsyslog"
@@ -109,20 +109,20 @@ def test_every_line_is_stored_exactly_once_although_the_worker_is_killed(sender:
 
 def test_lines_are_sent_again_after_429_and_5xx(sender: Start, tmp: Path) -> None:
     replies = [reply(status, "Retry-After: 1") for status in (429, 500, 502, 503, 504)]
-    with chain(tmp) as up, closing(between := Between(up.port, replies)) as port:
+    with chain(tmp) as up, closing(proxy := AnsweringProxy(up.port, replies)) as port:
         with sender(tmp, port) as connection:
             connection.sendall(b"".join(map(line, range(100))))
             poll(lambda: len(stored(up)) >= 100)
-        assert len(between.answered) == 5
+        assert len(proxy.answered) == 5
         assert sorted(stored(up)) == sorted(f"message {n}" for n in range(100))
 
 
 def test_lines_that_got_400_or_413_are_dropped(sender: Start, tmp: Path) -> None:
-    with chain(tmp) as up, closing(between := Between(up.port, [reply(400), reply(413)])) as port:
+    with chain(tmp) as up, closing(proxy := AnsweringProxy(up.port, [reply(400), reply(413)])) as port:
         with sender(tmp, port) as connection:
             for number in 1, 2, 3:
                 connection.sendall(line(number))
-                poll(lambda: stored(up) or len(between.answered) == number)  # noqa: B023
+                poll(lambda: stored(up) or len(proxy.answered) == number)  # noqa: B023
         assert stored(up) == ["message 3"]
 
 
@@ -130,11 +130,11 @@ def test_lines_that_got_no_answer_are_sent_again(sender: Start, tmp: Path) -> No
     """Each line has its time; syslog-ng adds new lines to those that it sends again."""
     with (
         chain(tmp, {"INGEST_UNIQUE": "logs=1d/record"}) as up,
-        closing(between := Between(up.port, [b""])) as port,
+        closing(proxy := AnsweringProxy(up.port, [b""])) as port,
         sender(tmp, port) as connection,
     ):
         connection.sendall(line(1) + line(2))
-        poll(lambda: between.answered and sorted(stored(up)) == ["message 1", "message 2"])
+        poll(lambda: proxy.answered and sorted(stored(up)) == ["message 1", "message 2"])
         connection.sendall(line(3))
         poll(lambda: len(stored(up)) == 3)
         assert sorted(stored(up)) == ["message 1", "message 2", "message 3"]
@@ -146,10 +146,10 @@ def test_every_line_is_stored_once_although_one_answer_in_ten_is_lost(sender: St
 
     with (
         installation(tmp, {"INGEST_UNIQUE": "logs=1d/record"}) as up,
-        closing(between := Between(up.port, [], cut=10)) as port,
+        closing(proxy := AnsweringProxy(up.port, [], cut=10)) as port,
         sender(tmp, port) as connection,
     ):
-        count = between.sent_in_steps(numbers, lambda asked: connection.sendall(b"".join(map(line, asked))))
+        count = proxy.sent_in_steps(numbers, lambda asked: connection.sendall(b"".join(map(line, asked))))
         connection.sendall(line(count))  # goes with the last ones that are sent again, or behind them
         poll(lambda: count in numbers())
         assert numbers() == [*range(count + 1)]

@@ -56,8 +56,8 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits, Reject, Vote
 from sluice.streams.registry import Stream
-from store_tests import NOON
-from verbs import sluice
+from support.operator_verbs import sluice
+from support.store_contract import NOON
 
 poll = harness.poll
 LIMITS = registry.limits(settings.load({}))

@@ -25,7 +25,6 @@ import pytest
 import redis as redis_client
 from gunicorn.config import Config
 
-import wire
 from proving.harness import (
     PATIENCE,
     ROOT,
@@ -40,11 +39,12 @@ from proving.harness import (
     short_tmp,
     stopped,
 )
-from runtimes import RUNTIMES
 from sluice.contrib.kafka.lane import KafkaLane
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE
 from sluice.fastlane.loop import FastLane
+from support import generated_requests
+from support.runtimes import RUNTIMES
 
 Where = int | Path
 
@@ -74,7 +74,11 @@ class Site:
 
 @contextlib.contextmanager
 def site(
-    app: str = "apps:echo", *args: object, runtime: str = "cpython", redis: Server | None = None, **env: object
+    app: str = "support.wsgi_apps:echo",
+    *args: object,
+    runtime: str = "cpython",
+    redis: Server | None = None,
+    **env: object,
 ) -> Iterator[Site]:
     with short_tmp() as tmp:
         port = free_port()
@@ -93,14 +97,14 @@ def echo(request: pytest.FixtureRequest) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def odd() -> Iterator[Site]:
-    with site("apps:odd") as running:
+    with site("support.wsgi_apps:odd") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def postponed() -> Iterator[Path]:
     """The socket of a site with Kafka's lane, whose answers are not ready at once."""
-    with site("apps:postponed", "-k", "sluice.contrib.kafka.lane.KafkaLane") as running:
+    with site("support.wsgi_apps:postponed", "-k", "sluice.contrib.kafka.lane.KafkaLane") as running:
         yield running.server.socket
 
 
@@ -358,7 +362,7 @@ def test_many_concurrent_large_bodies_take_bounded_memory(size: int, path: str, 
 
 def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
     """Their clients read, as nginx does, but not before the loop has gone on."""
-    with site("apps:odd") as running:
+    with site("support.wsgi_apps:odd") as running:
         worker, count = running.worker(), 100
         clients = [Client(running["unix"]) for _ in range(count)]
         readers = [threading.Thread(target=client.answer) for client in clients]
@@ -374,7 +378,7 @@ def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
 
 
 def test_large_answers_that_nobody_takes_take_bounded_memory_and_keep_nobody_waiting_for_long() -> None:
-    with site("apps:odd") as running:
+    with site("support.wsgi_apps:odd") as running:
         worker, count = running.worker(), 40
         clients = [Client(running["unix"]) for _ in range(count)]
         before = memory(worker, "VmHWM")
@@ -813,7 +817,7 @@ def test_rendered_heads_are_kept_up_to_a_limit() -> None:
 
 
 def test_the_head_of_a_headers_list_is_rendered_once_for_each_status() -> None:
-    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane = generated_requests.Place("", "/run/gateway-0.sock").lane
     lane.alive, lane.nr = True, 0
     rendered: list[str] = []
     render = lane.answers.render
@@ -936,7 +940,7 @@ def test_an_error_in_the_loop_is_logged_and_does_not_end_it() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the poller fails")
 
-    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane = generated_requests.Place("", "/run/gateway-0.sock").lane
     logged: list[str] = []
     lane.log, lane.poller = SimpleNamespace(exception=logged.append), SimpleNamespace(poll=broken, modify=broken)
     lane.turn()
@@ -944,7 +948,7 @@ def test_an_error_in_the_loop_is_logged_and_does_not_end_it() -> None:
 
 
 def test_a_tick_that_raises_is_logged_and_does_not_end_the_process() -> None:
-    with site("apps:failing_tick") as running:
+    with site("support.wsgi_apps:failing_tick") as running:
         worker = running.worker()
         poll(lambda: running.server.said().count("Error in the application's tick") >= 2)
         assert post(running.server.socket, "/", b"x")[0] == 200
@@ -1008,7 +1012,7 @@ def test_requests_read_before_a_stop_are_committed_and_answered(redis: Redis, ki
 
 
 def test_a_stop_closes_idle_connections_at_the_end_of_the_graceful_timeout(kind: str) -> None:
-    with site("apps:echo", "--graceful-timeout", 1) as running, Client(running[kind]) as idle:
+    with site("support.wsgi_apps:echo", "--graceful-timeout", 1) as running, Client(running[kind]) as idle:
         idle.send(plain())
         assert idle.echo()["lane"] == "fast"
         running.server.process.terminate()
@@ -1019,7 +1023,11 @@ def test_a_stop_closes_idle_connections_at_the_end_of_the_graceful_timeout(kind:
 
 
 def test_requests_in_the_slow_lane_are_answered_at_a_stop(kind: str) -> None:
-    with site("apps:echo", *PATIENT) as running, Client(running[kind]) as client, Client(running[kind]) as body:
+    with (
+        site("support.wsgi_apps:echo", *PATIENT) as running,
+        Client(running[kind]) as client,
+        Client(running[kind]) as body,
+    ):
         client.send(plain())
         assert client.echo()["lane"] == "fast"
         body.send_apart(CHUNKED[:-5])
@@ -1129,14 +1137,14 @@ def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: 
 
 
 def test_max_requests_replaces_processes_and_fails_no_request(kind: str) -> None:
-    with site("apps:echo", "--max-requests", 100, *PATIENT) as running:
+    with site("support.wsgi_apps:echo", "--max-requests", 100, *PATIENT) as running:
         with Load(lambda: running[kind], 4) as load:
             poll(lambda: len(load.pids) >= 3, what="three workers, one after the other")
         assert load.failed == []
 
 
 def test_max_requests_starts_another_process_before_it_ends_one() -> None:
-    with site("apps:echo", "--max-requests", 5, *PATIENT) as running, Client(running["unix"]) as client:
+    with site("support.wsgi_apps:echo", "--max-requests", 5, *PATIENT) as running, Client(running["unix"]) as client:
         first = running.worker()
         client.send(plain() * 5)
         assert [client.answer()[0] for _ in range(5)] == [200] * 5
@@ -1151,7 +1159,7 @@ def test_max_requests_starts_another_process_before_it_ends_one() -> None:
 
 
 def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
-    with site("apps:echo", "--max-requests", 5) as running:
+    with site("support.wsgi_apps:echo", "--max-requests", 5) as running:
         first = running.worker()
         for _ in range(6):
             with Client(running["unix"]) as client:
@@ -1163,7 +1171,7 @@ def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
 def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     form = "%(m)s %(U)s?%(q)s %(H)s %(s)s %(B)s %(a)s %({x-real-ip}i)s %({content-length}i)s %({content-type}o)s"
-    with site("apps:odd", "--access-logfile", log, "--access-logformat", form) as running:
+    with site("support.wsgi_apps:odd", "--access-logfile", log, "--access-logformat", form) as running:
         with Client(running[kind]) as client:
             for double in (), ("Accept: a", "Accept: b"):
                 client.send(plain(b"abc", "/eager?a=b", "User-Agent: test", "X-Real-IP: 192.0.2.1", *double))
@@ -1178,7 +1186,7 @@ def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, t
 
 def test_the_access_log_has_the_seconds_of_a_request(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
-    with site("apps:echo", "--access-logfile", log, "--access-logformat", "%(T)s") as running:
+    with site("support.wsgi_apps:echo", "--access-logfile", log, "--access-logformat", "%(T)s") as running:
         with Client(running["unix"]) as client:
             client.send(plain())
             client.answer()
@@ -1190,7 +1198,9 @@ def test_a_logger_that_raises_fails_no_request(tmp_path: Path) -> None:
         "from gunicorn.glogging import Logger\n"
         "class Raises(Logger):\n    def access(self, *_):\n        raise RuntimeError('the logger that raises')\n"
     )
-    with site("apps:echo", "--pythonpath", f"{ROOT}/tests,{tmp_path}", "--logger-class", "logger.Raises") as running:
+    with site(
+        "support.wsgi_apps:echo", "--pythonpath", f"{ROOT}/tests,{tmp_path}", "--logger-class", "logger.Raises"
+    ) as running:
         with Client(running["unix"]) as client:
             client.send(plain() * 3)
             assert [client.echo()["lane"] for _ in range(3)] == ["fast"] * 3
@@ -1209,7 +1219,7 @@ def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:
 
 
 def test_the_heartbeat_continues_under_load_and_stops_if_the_application_hangs() -> None:
-    with site("apps:odd", "--timeout", 20) as running:  # a busy machine may keep a worker for seconds
+    with site("support.wsgi_apps:odd", "--timeout", 20) as running:  # a busy machine may keep a worker for seconds
         first = running.worker()
         with Client(running["unix"]) as client:
 
@@ -1245,7 +1255,7 @@ def test_with_a_hook_every_request_takes_the_slow_lane(tmp_path: Path) -> None:
         f"import runpy\nglobals().update(runpy.run_path({str(ROOT / 'gunicorn.conf.py')!r}))\n"
         "def pre_request(worker, req):\n    worker.log.info('hook: %s', req.path)\n"
     )
-    with site("apps:echo", "-c", conf) as running, Client(running["unix"]) as client:
+    with site("support.wsgi_apps:echo", "-c", conf) as running, Client(running["unix"]) as client:
         client.send(plain(path="/1") + plain(path="/2"))
         assert [client.echo()["lane"] for _ in range(2)] == ["slow", "slow"]
         assert "hook: /1" in running.server.said() and "hook: /2" in running.server.said()
@@ -1274,7 +1284,7 @@ def test_a_process_without_free_descriptors_accepts_again_when_some_are_free(kin
 
 
 def test_connections_beyond_worker_connections_wait_in_the_backlog(kind: str) -> None:
-    with site("apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
+    with site("support.wsgi_apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
         before = poll(lambda: descriptors(running.worker()))
         clients = [stack.enter_context(Client(running[kind])) for _ in range(20)]
         for client in clients:
@@ -1286,7 +1296,7 @@ def test_connections_beyond_worker_connections_wait_in_the_backlog(kind: str) ->
 
 
 def test_connections_in_the_slow_lane_count_towards_worker_connections_until_they_end(kind: str) -> None:
-    with site("apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
+    with site("support.wsgi_apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
 
         def beats(number: int) -> None:
             for _ in range(number):
@@ -1319,7 +1329,7 @@ def test_connections_in_the_slow_lane_count_towards_worker_connections_until_the
 
 
 def test_several_processes_share_the_sockets(kind: str) -> None:
-    with site("apps:echo", "--workers", 2) as running, contextlib.ExitStack() as stack:
+    with site("support.wsgi_apps:echo", "--workers", 2) as running, contextlib.ExitStack() as stack:
         clients: list[Client] = []
 
         def answering() -> set[int]:
@@ -1416,7 +1426,7 @@ def post_fork(server, worker):
 def test_sigterm_right_after_the_fork_ends_the_new_process(tmp: Path, runtime: str) -> None:
     conf = tmp / "forked.py"
     conf.write_text(FORKED.format(conf=str(ROOT / "gunicorn.conf.py"), first=str(tmp / "first")))
-    with site("apps:echo", "-c", conf, runtime=runtime) as running:
+    with site("support.wsgi_apps:echo", "-c", conf, runtime=runtime) as running:
         running.worker()
         assert "survived SIGTERM" not in running.server.said()
         running.server.process.send_signal(signal.SIGHUP)  # the master reads its settings again

@@ -1,5 +1,5 @@
 """For any bytes the fast lane declines, or it agrees with gunicorn's own parser: method, target, headers, body, and
-where the next request begins. `tests/wire.py` makes the bytes.
+where the next request begins. `support/generated_requests.py` makes the bytes.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from gunicorn.config import Config
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import wire
-from grammar_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from proving import harness
-from runtimes import RUNTIMES
 from sluice.fastlane import grammar, loop
 from sluice.fastlane.connection import RECEIVING, WAITING, Connection
 from sluice.fastlane.interface import Options
+from support import generated_requests
+from support.request_cases import BODY, DECLINED, FIVE, SMUGGLED, TAKEN, post
+from support.runtimes import RUNTIMES
+from support.table_of_cases import check_each_row
 
-EXAMPLES = 2_500  # Hypothesis takes four times as long for an example as tests/wire.py alone
+EXAMPLES = 2_500  # Hypothesis takes four times as long for an example as that program alone
 RANDOM_EXAMPLES = {"cpython": 20_000, "pypy": 5_000}
 QUICK = settings(
     deadline=None,
@@ -51,7 +52,7 @@ def times(request: pytest.FixtureRequest) -> int:
 def test_generated_requests_are_declined_or_parsed_as_gunicorn_parses_them(
     choices: st.SearchStrategy[bytes], times: int
 ) -> None:
-    everywhere, examples = wire.Everywhere(), EXAMPLES * times
+    everywhere, examples = generated_requests.Everywhere(), EXAMPLES * times
 
     @settings(QUICK, max_examples=examples)
     @given(choices)
@@ -69,7 +70,7 @@ BEGINNINGS = b"", b"POST ", b"POST /gps HTTP/1.1\r\n", b"POST /gps HTTP/1.1\r\nC
 
 
 def test_arbitrary_bytes_are_declined_or_parsed_as_gunicorn_parses_them(times: int) -> None:
-    everywhere = wire.Everywhere()
+    everywhere = generated_requests.Everywhere()
 
     @settings(QUICK, max_examples=EXAMPLES // 2 * times)
     @given(st.binary(max_size=200), st.sampled_from(BEGINNINGS))
@@ -80,33 +81,33 @@ def test_arbitrary_bytes_are_declined_or_parsed_as_gunicorn_parses_them(times: i
 
 
 @pytest.fixture(scope="module")
-def everywhere() -> wire.Everywhere:
-    return wire.Everywhere()
+def everywhere() -> generated_requests.Everywhere:
+    return generated_requests.Everywhere()
 
 
-@pytest.mark.parametrize("name", DECLINED)
-def test_an_ambiguous_request_is_declined(everywhere: wire.Everywhere, name: str) -> None:
+@check_each_row("name", DECLINED)
+def test_an_ambiguous_request_is_declined(everywhere: generated_requests.Everywhere, name: str) -> None:
     assert everywhere.agree_on(DECLINED[name]) == 0
     # also after a plain request, and after one whose head is cached
     assert everywhere.agree_on(SMUGGLED + DECLINED[name]) == 1
     assert everywhere.agree_on(SMUGGLED + DECLINED[name] + SMUGGLED) == 1
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_plain_request_is_taken(everywhere: wire.Everywhere, name: str) -> None:
+@check_each_row("name", TAKEN)
+def test_a_plain_request_is_taken(everywhere: generated_requests.Everywhere, name: str) -> None:
     data, requests = TAKEN[name]
     for _ in "parsed", "remembered":
         assert everywhere.agree_on(data) == requests
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_a_request_in_two_pieces_is_the_same_request(everywhere: wire.Everywhere, name: str) -> None:
+@check_each_row("name", TAKEN)
+def test_a_request_in_two_pieces_is_the_same_request(everywhere: generated_requests.Everywhere, name: str) -> None:
     data, _ = TAKEN[name]
     for cut in range(1, len(data)):
         everywhere.places[0].check([data[:cut], data[cut:]])
 
 
-def test_the_cache_of_heads_has_a_limit(everywhere: wire.Everywhere) -> None:
+def test_the_cache_of_heads_has_a_limit(everywhere: generated_requests.Everywhere) -> None:
     place = everywhere.places[0]
     largest = 0
     for number in range(3_000):
@@ -121,7 +122,7 @@ def test_the_cache_of_heads_has_a_limit(everywhere: wire.Everywhere) -> None:
     assert len(place.listener.heads) == before
 
 
-def test_real_heads_outnumber_the_cache_and_are_taken(everywhere: wire.Everywhere, tmp: Path) -> None:
+def test_real_heads_outnumber_the_cache_and_are_taken(everywhere: generated_requests.Everywhere, tmp: Path) -> None:
     heads = runpy.run_path(str(harness.ROOT / "bench/rig/heads.py"))  # the package is for bench/.venv
     file = heads["requests"](
         tmp / "requests", [("/write", b"up value=1"), ("/gps/latest?device=a", None)], heads["REAL"]
@@ -133,14 +134,14 @@ def test_real_heads_outnumber_the_cache_and_are_taken(everywhere: wire.Everywher
 
 def test_with_script_name_in_the_environment_every_request_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRIPT_NAME", "/gps")
-    assert wire.Everywhere().agree_on(SMUGGLED) == 0
+    assert generated_requests.Everywhere().agree_on(SMUGGLED) == 0
 
 
 def test_gunicorns_limits_are_exact() -> None:
     get = b"GET /gps/latest HTTP/1.1"
 
     def takes(*fields: bytes, **limits: int) -> bool:
-        place = wire.Place("", "/run/gateway-0.sock", **limits)
+        place = generated_requests.Place("", "/run/gateway-0.sock", **limits)
         return len(place.fast([post(*fields, line=get)])[0]) == 1
 
     def numbered(count: int) -> list[bytes]:
@@ -154,19 +155,19 @@ def test_gunicorns_limits_are_exact() -> None:
         assert takes(b"X: ".ljust(3 + room, b"y"), limit_request_line=size)
         assert takes(b"X: ".ljust(4 + room, b"y"), limit_request_line=size) == (not size)
     assert not takes(limit_request_field_size=1)
-    place = wire.Place("", "/run/gateway-0.sock", limit_request_line=100)
+    place = generated_requests.Place("", "/run/gateway-0.sock", limit_request_line=100)
     for more in 0, 1:  # the query counts
         head = post(line=b"GET /gps/latest?%b HTTP/1.1" % (b"x" * (100 + more - len(post(line=get)) - 1)))
         assert len(place.fast([head])[0]) == 1 - more
 
 
-def heads_of(place: wire.Place) -> dict[bytes, Any]:
+def heads_of(place: generated_requests.Place) -> dict[bytes, Any]:
     """The heads in the cache, without their shapes."""
     return {key: parsed for key, parsed in place.listener.heads.items() if key.endswith(b"\r\n\r\n")}
 
 
 def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     room = grammar.MAX_CACHED_BYTES - len(post(b"X: ", b"Content-Length: 0"))
     heads = [post(b"X: " + b"y" * (room + more), b"Content-Length: 0") for more in (1, 0)]
     place.fast(heads)
@@ -177,7 +178,7 @@ def test_heads_are_kept_up_to_a_length_and_a_number() -> None:
 
 
 def test_a_cached_head_keeps_no_body() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     place.fast([SMUGGLED] * 3)
     kept = [parsed[0] for parsed in place.listener.heads.values() if parsed]
     assert len(kept) == 2
@@ -185,7 +186,7 @@ def test_a_cached_head_keeps_no_body() -> None:
 
 
 def test_heads_that_differ_in_values_only_have_one_shape_and_each_gets_its_own_values() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     names = b"Idempotency-Key", b"idempotency-key", b"User-Agent"
     values = b'"a"', b"b ", b"", b"a\tb", b"\xc3\xa4", b"c"
     heads = [post(name + b": " + value, FIVE, body=BODY) for value in values for name in names] * 2
@@ -203,7 +204,7 @@ def test_heads_that_differ_in_values_only_have_one_shape_and_each_gets_its_own_v
 
 
 def test_a_get_whose_query_differs_gets_its_own_query_and_nothing_else() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     queries = b"?device=a", b"?device=b&limit=1", b"?device=%C3%A9", b"?", b"??a=/", b"", b"?device=a"
     fields = b"X: 1", b"Referer: /?b=1 end", b"Referer: /?c=2 end", b"X: 2"
     for query, field in itertools.product(queries * 2, fields * 2):
@@ -215,7 +216,7 @@ def test_a_get_whose_query_differs_gets_its_own_query_and_nothing_else() -> None
 
 
 def test_a_post_whose_idempotency_key_differs_gets_its_own_key_and_nothing_else() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     keys = b"a", b"b", b' "b c"\t', b"", b"caf\xc3\xa9", b"Idempotency-Key: x", b"a"
     fields = b"X: 1", b"X: 2", b"X: Idempotency-Key: 2"
     for key, field, body in itertools.product(keys * 2, fields * 2, (b"", BODY)):
@@ -227,7 +228,7 @@ def test_a_post_whose_idempotency_key_differs_gets_its_own_key_and_nothing_else(
 
 
 def test_an_application_gets_the_fields_that_it_names() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     place.lane.wsgi.fastlane = Options(shares_environ=True, fields={"HTTP_ORIGIN"})  # type: ignore[attr-defined]
     place.lane.prepare()
     for number in range(4):
@@ -296,7 +297,7 @@ def test_a_head_is_parsed_as_if_none_had_been_parsed_before() -> None:
 
 
 def test_the_names_that_are_known_have_a_limit() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     for number in range(3 * grammar.CACHED_HEADS):
         assert place.check([post(b"X%d: 1" % number, FIVE, body=BODY)]) == 1
         assert len(place.lane.grammar.known) <= grammar.CACHED_HEADS + 2
@@ -304,7 +305,7 @@ def test_the_names_that_are_known_have_a_limit() -> None:
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_an_application_gets_a_dictionary_of_its_own_unless_it_shares_them(shares: bool) -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     if not shares:
         place.lane.wsgi.fastlane = Options()  # type: ignore[attr-defined]
         place.lane.prepare()
@@ -317,7 +318,7 @@ def test_an_application_gets_a_dictionary_of_its_own_unless_it_shares_them(share
     assert len(set(map(id, bodies))) == (2 if shares else 4)
 
 
-def joined(place: wire.Place, *parts: bytes) -> Connection:
+def joined(place: generated_requests.Place, *parts: bytes) -> Connection:
     """A connection in the fast lane that has sent these parts."""
     place.lane.poller = SimpleNamespace(**dict.fromkeys(("register", "unregister", "modify"), lambda *_: None))
     conn = Connection(SimpleNamespace(fileno=lambda: 3), "", place.listener)  # type: ignore[arg-type]
@@ -328,14 +329,14 @@ def joined(place: wire.Place, *parts: bytes) -> Connection:
 
 
 def test_connections_that_end_leave_no_bytes_admitted() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     for parts in [SMUGGLED], [SMUGGLED[:-1]], [], [SMUGGLED[:-1], SMUGGLED[-1:]]:
         place.lane.leave(joined(place, *parts))
         assert place.lane.admitted == 0
 
 
 def test_bodies_are_admitted_up_to_exactly_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     monkeypatch.setattr(loop, "MAX_ADMITTED_BYTES", 10)
     first, second, third, fourth = (joined(place, post(b"Content-Length: %d" % size)) for size in (8, 2, 2, 1))
     assert [each.state for each in (first, second, third, fourth)] == [RECEIVING, RECEIVING, WAITING, WAITING]
@@ -344,7 +345,7 @@ def test_bodies_are_admitted_up_to_exactly_the_limit(monkeypatch: pytest.MonkeyP
 
 
 def test_the_lane_accepts_no_more_than_worker_connections() -> None:
-    place = wire.Place("", "/run/gateway-0.sock")
+    place = generated_requests.Place("", "/run/gateway-0.sock")
     lane = place.lane
     lane.alive, lane.worker_connections, lane.slow_count = True, 2, 1
     lane.listeners = {5: place.listener}
@@ -368,7 +369,7 @@ SIGNAL = 9  # the descriptor of the wake-up pipe
 def test_a_turn_waits_for_more_requests_unless_gevent_has_something_to_do(
     descriptor: int, change: dict[str, Any], waits: bool
 ) -> None:
-    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane = generated_requests.Place("", "/run/gateway-0.sock").lane
     lane.PIPE, lane.listeners, lane.until = (SIGNAL, SIGNAL + 1), {}, math.inf
     for name, value in change.items():
         setattr(lane, name, value)
@@ -384,7 +385,7 @@ def test_a_turn_waits_for_more_requests_unless_gevent_has_something_to_do(
 
 
 def test_the_main_greenlet_waits_until_a_signal_and_says_until_when() -> None:
-    lane = wire.Place("", "/run/gateway-0.sock").lane
+    lane = generated_requests.Place("", "/run/gateway-0.sock").lane
     lane.PIPE, lane.signalled, before = os.pipe(), True, time.monotonic()
     os.write(lane.PIPE[1], b"1")
     lane.wait(3600.0)
@@ -399,13 +400,13 @@ def test_the_main_greenlet_waits_until_a_signal_and_says_until_when() -> None:
     [("keepalive", 0), ("proxy_protocol", True), ("protocol", "uwsgi"), ("http2_cleartext", "both")],
 )
 def test_with_a_setting_that_only_gunicorn_supports_every_request_is_declined(setting: str, value: object) -> None:
-    place = wire.Place("", "/run/gateway-0.sock", **{setting: value})
+    place = generated_requests.Place("", "/run/gateway-0.sock", **{setting: value})
     assert place.fast([SMUGGLED]) == ([], False, SMUGGLED)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)  # PyPy has an older gunicorn
 def test_random_requests_are_declined_or_parsed_as_gunicorn_parses_them(runtime: str, times: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    command = [harness.PYTHON[runtime], wire.__file__, str(RANDOM_EXAMPLES[runtime] * times), str(seed)]
+    command = [harness.PYTHON[runtime], generated_requests.__file__, str(RANDOM_EXAMPLES[runtime] * times), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300 * times)
     assert done.returncode == 0, done.stderr

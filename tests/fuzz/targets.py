@@ -23,7 +23,6 @@ import msgspec  # noqa: E402
 from backports import zstd  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
-import wire  # noqa: E402
 from sluice import settings  # noqa: E402
 from sluice.contrib.formats.otlp import Protobuf  # noqa: E402
 from sluice.contrib.formats.prometheus import messages  # noqa: E402
@@ -38,6 +37,7 @@ from sluice.streams.encoding import GZIP, ZSTD, inflated, unsnapped  # noqa: E40
 from sluice.streams.message import parse, sender  # noqa: E402
 from sluice.streams.record import Gps, Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
+from support import generated_requests  # noqa: E402
 
 # what decoders import late: here it is instrumented
 LATE = (
@@ -218,7 +218,7 @@ def v3(data: bytes) -> None:
 
 def packed(data: bytes) -> None:
     """gzip: several members, trailing zeros, damage. The result, if any, is that of the standard library."""
-    choices = wire.Choices(data)
+    choices = generated_requests.Choices(data)
     content, whole = b"", bytearray()
     for _ in range(1 + choices.number(3)):
         part = bytes(choices.number(256) for _ in range(choices.number(8))) * (1 + choices.place(2000))
@@ -282,21 +282,21 @@ def multipart(data: bytes) -> None:
             promises(STREAMS[name], head + body)
 
 
-everywhere = wire.Everywhere()
+everywhere = generated_requests.Everywhere()
 
 
 def fastlane(data: bytes) -> None:
     """The fast lane declines, or agrees with gunicorn's parser.
 
-    The first byte says where the request arrives, and whether the rest is choices of wire.py or the bytes themselves,
-    in one piece or in two.
+    The first byte says where the request arrives, and whether the rest is choices for `generated_requests` or the bytes
+    themselves, in one piece or in two.
     """
     first, rest = data[:1] or b"\0", data[1:]
     place = everywhere.places[first[0] % len(everywhere.places)]
     if first[0] >= 128:
-        choices = wire.Choices(rest)
-        sent = wire.stream(choices)
-        place.check(wire.pieces(choices, sent))
+        choices = generated_requests.Choices(rest)
+        sent = generated_requests.stream(choices)
+        place.check(generated_requests.pieces(choices, sent))
     else:
         place.check([rest])
         place.check([part for part in (rest[: len(rest) // 2], rest[len(rest) // 2 :]) if part])

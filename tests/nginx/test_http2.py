@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from access import curl, tls
 from proving.harness import Server, ask, installation, poll, short_tmp
-from stand_in import front, problem
+from support.access import curl, tls
+from support.nginx_front import front, problem
 
 LARGE = problem("Content Too Large", 413, "The body is too large; the request had no effect. Send smaller bodies.")
 VOTE = '{"poll":"http2","choice":"%s"}'

@@ -21,11 +21,11 @@ from typing import TypeVar
 
 import pytest
 
-from access import curl, keys
 from proving.harness import PATIENCE, answer, environment, free_port, installation, poll, post, short_tmp
 from sluice.run import configure
 from sluice.run.configure import ROOT, has_ipv6
-from stand_in import front
+from support.access import curl, keys
+from support.nginx_front import front
 
 T = TypeVar("T")
 LIBC = ctypes.CDLL(None, use_errno=True)

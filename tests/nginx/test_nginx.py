@@ -15,7 +15,7 @@ import pytest
 
 from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
 from sluice.routes import ROUTES
-from stand_in import HOST, OK, Gateway, front, problem
+from support.nginx_front import HOST, OK, Gateway, front, problem
 
 
 @pytest.fixture(scope="module")

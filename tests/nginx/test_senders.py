@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 from pyarrow.dataset import dataset
 
-import verbs
-from access import KEY, OTHER, curl, private
-from posting import Threads
 from proving import harness, kafka
 from proving.harness import installation
 from sluice import settings
@@ -25,7 +22,10 @@ from sluice.contrib.access import keys, senders
 from sluice.settings import SettingError
 from sluice.streams.message import sender
 from sluice.streams.message import senders as senders_of
-from stand_in import front
+from support import operator_verbs
+from support.access import KEY, OTHER, curl, private
+from support.nginx_front import front
+from support.posting_clients import Threads
 
 poll = harness.poll
 THIRD = "third0123456789abcdef0123456789abcdef"
@@ -56,7 +56,7 @@ def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(t
         poll(lambda: curl("-H", f"X-API-Key: {KEY}", f"localhost:{up.port}/gps/latest?device=x")[0] == 404)
 
         def told() -> set[tuple[int, str, str]]:
-            rows = json.loads(verbs.sluice(tmp / "home", "errors", "--json")[1])
+            rows = json.loads(operator_verbs.sluice(tmp / "home", "errors", "--json")[1])
             return {(row["status"], row["sender"], row["reason"]) for row in rows}
 
         poll(
@@ -71,15 +71,15 @@ def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(t
         # a file with plain keys and one with names are exchanged while bin/up runs
         (pid,) = up.pids("nginx")[:1]
         file.write_text(f"{KEY[::-1]} plain;\n")
-        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] == 0
+        assert operator_verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] == 0
         poll(lambda: post(up.port, "/gps", KEY[::-1]) == 200)
         poll(lambda: post(up.port, "/gps", KEY) == 401)
         file.write_text(f"{KEY} name=acme streams=/gps\n")
-        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] == 0
+        assert operator_verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] == 0
         poll(lambda: (post(up.port, "/gps", KEY), post(up.port, "/votes", KEY)) == (200, 403))
         assert pid in up.pids("nginx")
         file.write_text(f"{KEY} name=acme rate=many\n")
-        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] != 0
+        assert operator_verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "0")[0] != 0
         assert post(up.port, "/gps", KEY) == 200
 
 
@@ -137,7 +137,7 @@ def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> 
         poll(lambda: send("/gps", gps("before"), THIRD) == 200)
         poll(lambda: "" in stored("before"))
         file.write_text(f"{KEY} name=acme\n{OTHER} name=other\n{THIRD} plain;\n")
-        assert verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "2")[0] == 0
+        assert operator_verbs.sluice(tmp / "home", "reload", "--nginx", "--notice", "2")[0] == 0
         assert send("/gps", gps("a"), KEY) == 200
         for pid in [*up.pids("worker"), *up.pids("gateway")]:
             harness.strike(pid, signal.SIGKILL)

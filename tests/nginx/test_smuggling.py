@@ -19,14 +19,15 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-import wire
-from grammar_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from proving import harness
 from proving.harness import connect, gateway, nginx, redis_server, short_tmp
 from sluice.routes import ROUTES
 from sluice.spool.contract import Keys
 from sluice.streams.message import parse
 from sluice.streams.record import Invalid
+from support import generated_requests
+from support.request_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
+from support.table_of_cases import check_each_row
 
 STREAMS = sorted({route.stream for route in ROUTES.values()})
 EXAMPLES = 100  # per generator and runtime
@@ -173,7 +174,7 @@ REST = {
 CASES = DECLINED | {name: data for name, (data, _) in TAKEN.items()} | REST
 
 
-@pytest.mark.parametrize("name", CASES)
+@check_each_row("name", CASES)
 def test_all_servers_read_an_ambiguous_request_alike_or_reject_it(servers: Servers, name: str) -> None:
     for before in b"", SMUGGLED:
         servers.agree(before + CASES[name])
@@ -183,7 +184,7 @@ SIZES = (
     b"3", b"03", b"3 ", b" 3", b"3\t", b"3;", b"3;a=b", b'3;a="\r\n"', b'3;"\n', b"3;\r", b"0x3", b"+3", b"-3", b"3,3",
     b"3\x00", b"3\x0b", b"3h", b"0_3", b"", b"ffffffff3", b"fffffffffffffff3", b"10000000000000003", b"0", b"4", b"2",
 )  # fmt: skip
-CODINGS = tuple(field for field in wire.ODD if b"ansfer" in field) + (CHUNKED,) * 9
+CODINGS = tuple(field for field in generated_requests.ODD if b"ansfer" in field) + (CHUNKED,) * 9
 TRAILERS = (
     b"X: y\r\n",
     FIVE + b"\r\n",
@@ -197,7 +198,7 @@ TRAILERS = (
 LINE_ENDS = b"\n", b"\r", b"\r\r\n", b"\n\r\n", b"", b"XX", b" \r\n"
 
 
-def chunks(choices: wire.Choices) -> bytes:
+def chunks(choices: generated_requests.Choices) -> bytes:
     """A request with a chunked body: plain unless chosen otherwise."""
 
     def end() -> bytes:
@@ -205,7 +206,7 @@ def chunks(choices: wire.Choices) -> bytes:
 
     lines = [b"POST /gps HTTP/1.1", b"Host: localhost", choices.of(CODINGS) if choices.seldom() else CHUNKED]
     if choices.seldom():
-        lines.insert(choices.number(4), wire.LENGTHS[choices.number(3)] % choices.number(60))
+        lines.insert(choices.number(4), generated_requests.LENGTHS[choices.number(3)] % choices.number(60))
     data = b"".join(line + end() for line in [*lines, b""])
     for _ in range(choices.number(4)):
         data += (choices.of(SIZES) if choices.seldom() else b"3") + end() + b"abc" + end()
@@ -215,9 +216,9 @@ def chunks(choices: wire.Choices) -> bytes:
     return data + end()
 
 
-@pytest.mark.parametrize("one", [chunks, wire.stream])
+@pytest.mark.parametrize("one", [chunks, generated_requests.stream])
 def test_all_servers_read_a_random_mix_alike_or_reject_it(
-    servers: Servers, one: Callable[[wire.Choices], bytes]
+    servers: Servers, one: Callable[[generated_requests.Choices], bytes]
 ) -> None:
     @profiles(
         max_examples=EXAMPLES,
@@ -228,7 +229,7 @@ def test_all_servers_read_a_random_mix_alike_or_reject_it(
     )
     @given(st.binary(min_size=48, max_size=48))
     def agree(data: bytes) -> None:
-        choices = wire.Choices(data)
+        choices = generated_requests.Choices(data)
         sent = b"".join(
             one(choices) + choices.of((b"", b"", SMUGGLED, b"\r\n", b"x")) for _ in range(1 + choices.number(3))
         )

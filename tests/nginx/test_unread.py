@@ -14,10 +14,10 @@ from struct import pack
 import pytest
 import redis
 
-from access import curl, tls
 from proving.harness import PATIENCE, Server, ask, installation, poll, short_tmp
 from sluice.contrib.views import contract
 from sluice.settings import VIEWS_SOCKET
+from support.access import curl, tls
 
 MOST = 150 << 20  # bytes of a process
 EACH = 200 << 10  # bytes of nginx for an answer

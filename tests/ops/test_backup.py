@@ -25,8 +25,8 @@ from sluice.store.registry import open_store
 from sluice.store.sqlite import copies as sqlite_copies
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps
-from verbs import drain, push, sluice, status, vote
-from viewing import NOON, site
+from support.operator_verbs import drain, push, sluice, status, vote
+from support.views_site import NOON, site
 
 MANY = 400_000  # rows that make a copy take a while
 # a copy of these rows is larger than a MiB, also compressed; for SQLite, and for PostgreSQL

@@ -19,7 +19,7 @@ from sluice.account import STATES
 from sluice.ops import __main__ as command
 from sluice.ops.__main__ import parser
 from sluice.streams.built_in import STREAMS
-from verbs import sluice
+from support.operator_verbs import sluice
 
 (VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
 VERBS = command.verbs()

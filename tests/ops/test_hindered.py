@@ -15,7 +15,7 @@ from sluice.ledger import Observer
 from sluice.spool.claim import Claim
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
-from verbs import drain, push, sluice, status, vote
+from support.operator_verbs import drain, push, sluice, status, vote
 
 GPS = b'{"device":"d","lat":1,"lon":2}'
 

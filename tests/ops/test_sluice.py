@@ -30,7 +30,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
-from verbs import drain, push, sluice, status, vote
+from support.operator_verbs import drain, push, sluice, status, vote
 
 poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.

@@ -19,6 +19,7 @@ from proving.harness import PATIENCE, ROOT
 from proving.load import SPAN, UNANSWERED, Book
 from proving.read import Reads
 from proving.report import judged
+from support.table_of_cases import check_each_row
 
 CAP = 5
 
@@ -160,7 +161,7 @@ def test_series_are_added_and_become_newer() -> None:
 DONE = {"lasted": 1.0, "back_after": 0.5, "read_after": 2.0, "served_after": 2.0}
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     "fault, entry, at, right",
     [
         ("kill-reader", DONE, 12.9, True),
@@ -172,7 +173,7 @@ DONE = {"lasted": 1.0, "back_after": 0.5, "read_after": 2.0, "served_after": 2.0
         ("kill-worker", {"lasted": 1.0, "back_after": 0.5}, 11.0, False),
     ],
 )
-@pytest.mark.parametrize("status", [UNANSWERED, 502, 504])
+@check_each_row("status", [UNANSWERED, 502, 504])
 def test_a_read_may_fail_only_while_a_fault_cuts_it_off(
     fault: str, entry: dict[str, float], at: float, right: bool, status: int
 ) -> None:

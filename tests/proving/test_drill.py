@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from access import KEY, curl, keys, tls
 from proving.compare import Findings, compare
 from proving.conduct import chosen
 from proving.faults import FAULTS
@@ -24,6 +23,7 @@ from proving.load import CUT, HALF, SPAN, UNANSWERED, Book
 from proving.postgres import Postgres, postgres_server
 from proving.report import KINDS
 from proving.site import Trouble
+from support.access import KEY, curl, keys, tls
 
 PROMISES = ("missing", "doubled", "torn", "disorder", "misdated")
 FIVE = ("nginx", "master", "gateway", "worker", "redis")

@@ -23,7 +23,7 @@ from proving.balancer import haproxy, state
 from proving.harness import ROOT, Server, environment, free_port, get, installation, poll, post
 from sluice import parsers
 from sluice.run import launch
-from stand_in import front
+from support.nginx_front import front
 
 
 def sluice(home: Path, *words: str) -> str:

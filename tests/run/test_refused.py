@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from proving.harness import ROOT, free_port, gateway, poll, post, redis_server
-from verbs import sluice
+from support.operator_verbs import sluice
 
 PAGE = (ROOT / "docs/OPERATING.md").read_text()
 

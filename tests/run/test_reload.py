@@ -23,7 +23,6 @@ from typing import NamedTuple
 import pytest
 import redis as client
 
-from posting import Threads
 from proving import harness
 from proving.harness import (
     PATIENCE,
@@ -40,9 +39,10 @@ from proving.harness import (
     redis_server,
     stopped,
 )
-from runtimes import RUNTIMES
 from sluice.routes import ROUTES
 from sluice.run import launch, reload
+from support.posting_clients import Threads
+from support.runtimes import RUNTIMES
 
 
 class Sent(NamedTuple):

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from posting import Load
 from proving.harness import (
     PATIENCE,
     PYTHON,
@@ -41,6 +40,7 @@ from proving.harness import (
 )
 from sluice import settings
 from sluice.run import configure, reload, services
+from support.posting_clients import Load
 
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",

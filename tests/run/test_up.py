@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import redis
 
-import access
 from proving.harness import (
     PATIENCE,
     ROOT,
@@ -36,6 +35,7 @@ from proving.harness import (
 )
 from sluice import settings
 from sluice.run import configure, parts, up
+from support import access
 
 PROGRAMS = ("redis", "worker", "gateway", "nginx", "views", "follower", "reader")
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from items import kept
 from proving.harness import (
     ROOT,
     ask,
@@ -34,6 +33,7 @@ from sluice.spool.errors import DISK_FULL
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
 from sluice.streams.built_in import STREAMS
+from support.list_items import kept
 from worker import UNFIT
 
 VOTE = b'{"poll":"cookies","choice":"oreo"}'

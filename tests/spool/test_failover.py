@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 import redis as client
 
-from posting import Clients
 from proving import harness
 from proving.harness import PATIENCE, ROOT, environment, free_port, gateway, get, installation, poll, post, running
 from proving.replicated import NAME, PASSWORD, Replicated, replicated
-from runtimes import RUNTIMES
 from sluice.base import connect
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
+from support.posting_clients import Clients
+from support.runtimes import RUNTIMES
 
 VOTES = Keys.of("votes")
 VOTE = b'{"poll":"p","choice":"%b"}'

@@ -31,7 +31,7 @@ from sluice.store.store import Store
 from sluice.store.types import Entry
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
-from store_tests import again
+from support.store_contract import again
 from worker import Worker
 
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")

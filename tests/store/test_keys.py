@@ -41,7 +41,7 @@ from sluice.store.types import Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams, rule
 from sluice.streams.record import Limits, Record
-from verbs import push
+from support.operator_verbs import push
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 

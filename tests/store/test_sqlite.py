@@ -20,7 +20,7 @@ from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Reject, Vote
-from store_tests import NOON, StoreTests, claim, decoded, votes
+from support.store_contract import NOON, StoreTests, claim, decoded, votes
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
 

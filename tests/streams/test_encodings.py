@@ -10,12 +10,12 @@ import cramjam
 import pytest
 from backports import zstd
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.http.request import ENCODINGS
 from sluice.streams.built_in import STREAMS
 from sluice.streams.encoding import MEMBERS, inflated
 from sluice.streams.record import Invalid, Metric, Vote
 from sluice.streams.unique import Rule
+from support.list_items import LIMITS, decode, kept, reject_reason
 
 VOTE = b'{"poll":"p","choice":"c"}'
 Compress = Callable[[bytes], bytes]

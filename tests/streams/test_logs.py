@@ -7,10 +7,11 @@ import json
 import msgspec
 import pytest
 
-from items import LIMITS, decode, reject_reason
 from sluice.streams.format import ENVELOPES
 from sluice.streams.logs import LEVELS, level
 from sluice.streams.record import Log, Reject
+from support.list_items import LIMITS, decode, reject_reason
+from support.table_of_cases import check_each_row
 
 NOON = 1_767_268_800_000_000_000
 
@@ -71,7 +72,7 @@ def test_the_objects_of_common_libraries_are_records(name: str) -> None:
     assert decode("logs", json.dumps(sent).encode()) == [expected]
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("sent", "stored"),
     [
         *((text, text) for text in ("trace", "debug", "info", "warn", "error", "fatal")),
@@ -167,7 +168,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("line", PLAIN)
+@check_each_row("line", PLAIN)
 def test_a_line_is_a_message(line: str) -> None:
     assert decode("logs", line.encode()) == [Log(message=line)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.streams import registry
 from sluice.streams.multipart import split
 from sluice.streams.record import Log, Reject, Vote
+from support.list_items import LIMITS, decode, kept, reject_reason
 
 TYPE = "Content-Type: multipart/form-data; boundary=----WebKitFormBoundaryAbC123"
 LINE = b"------WebKitFormBoundaryAbC123"

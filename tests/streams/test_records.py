@@ -16,8 +16,6 @@ from hypothesis import example, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-import memory
-from items import LIMITS, decode, kept, reject_reason
 from sluice import settings
 from sluice.streams.body import Budget, elements
 from sluice.streams.built_in import STREAMS, load_streams
@@ -27,6 +25,9 @@ from sluice.streams.record import Gps, Log, Metric, Record, Reject, Span, Vote
 from sluice.streams.registry import Stream, stream
 from sluice.streams.schema import stream_problem, valid_name
 from sluice.streams.times import nanoseconds
+from support import peak_memory
+from support.list_items import LIMITS, decode, kept, reject_reason
+from support.table_of_cases import check_each_row
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
@@ -73,7 +74,7 @@ def test_a_plain_object_takes_the_fast_path(name):
 
 
 @every_stream
-@pytest.mark.parametrize(
+@check_each_row(
     "wrap",
     [
         lambda x: b"[" + x + b"]",
@@ -110,7 +111,7 @@ def test_an_array_ndjson_and_a_form_are_records(name):
 
 
 @every_stream
-@pytest.mark.parametrize("item", [b"", b" \n", b"[]", b"[ ]"])
+@check_each_row("item", [b"", b" \n", b"[]", b"[ ]"])
 def test_a_body_without_a_record_is_valid(name, item):
     assert decode(name, item) == []
 
@@ -121,7 +122,7 @@ def test_an_object_without_a_field_is_invalid(name):
 
 
 @streams_with_a_grammar
-@pytest.mark.parametrize("item", [b"null", b"5", b'"a"', b"hello", b"=", b"&", b"a=b"])
+@check_each_row("item", [b"null", b"5", b'"a"', b"hello", b"=", b"&", b"a=b"])
 def test_a_text_that_is_no_record_is_one_reject_of_the_whole_body(name, item):
     assert reject_reason(name, item)
 
@@ -136,7 +137,7 @@ def test_the_records_have_time_first(name):
 
 
 @every_stream
-@pytest.mark.parametrize("at", [0, 1, 2])
+@check_each_row("at", [0, 1, 2])
 def test_an_invalid_element_of_an_array_is_buried_alone(name, at):
     parts = [GOOD[name], GOOD[name]]
     parts.insert(at, BAD[name])
@@ -148,7 +149,7 @@ def test_an_invalid_element_of_an_array_is_buried_alone(name, at):
 
 
 @every_stream
-@pytest.mark.parametrize("bad", [b"{", b'{"a":1]', b"\xff\xfe", b"[1]", b'{"a":"\xff', b"\x1f\x8b\x08"])
+@check_each_row("bad", [b"{", b'{"a":1]', b"\xff\xfe", b"[1]", b'{"a":"\xff', b"\x1f\x8b\x08"])
 def test_an_invalid_line_of_ndjson_is_buried_alone(name, bad):
     results = decode(name, GOOD[name] + b"\n" + bad + b"\n" + GOOD[name])
     assert [results[0], results[2]] == [RECORDS[name]] * 2
@@ -173,7 +174,7 @@ def test_an_invalid_first_line_does_not_affect_the_others(name):
 
 
 @every_stream
-@pytest.mark.parametrize("element", [b"5", b"null", b'"a,]\\""', b"[1,[2]]", b"true", b"-1.5e3"])
+@check_each_row("element", [b"5", b"null", b'"a,]\\""', b"[1,[2]]", b"true", b"-1.5e3"])
 def test_an_element_that_is_not_an_object_is_buried_as_an_array(name, element):
     record, reject = decode(name, b"[" + GOOD[name] + b" , " + element + b"\n]")
     assert record == RECORDS[name]
@@ -225,7 +226,7 @@ def all_votes(item):
 
 def test_a_large_array_takes_less_memory_than_its_records():
     item = b"[" + b",".join([GOOD["votes"]] * (CHUNK_BYTES // len(GOOD["votes"]))) + b"]"
-    _, most = memory.peak(all_votes, item)
+    _, most = peak_memory.peak(all_votes, item)
     assert most < len(item)
 
 
@@ -450,7 +451,7 @@ def test_a_kept_message_has_fields_and_parameters():
 # --- times
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("written", "nanoseconds"),
     [
         ("1766600000", 1766600000_000000000),
@@ -490,14 +491,14 @@ def test_a_kept_message_has_fields_and_parameters():
         ('""', None),
     ],
 )
-@pytest.mark.parametrize("key", ["time", "ts", "timestamp"])
+@check_each_row("key", ["time", "ts", "timestamp"])
 @every_stream
 def test_every_form_of_time_is_converted_to_nanoseconds(name, key, written, nanoseconds):
     (record,) = decode(name, GOOD[name][:-1] + f',"{key}":{written}}}'.encode())
     assert record.time == nanoseconds
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     "written",
     [
         "0",
@@ -526,7 +527,7 @@ def test_every_form_of_time_is_converted_to_nanoseconds(name, key, written, nano
     ],
 )
 # a plain span is decoded as a record of a user's own stream
-@pytest.mark.parametrize("name", [name for name in STREAMS if name != "spans"])
+@check_each_row("name", [name for name in STREAMS if name != "spans"])
 def test_a_time_that_is_not_understood_does_not_cost_the_record(name, written):
     (record,) = decode(name, GOOD[name][:-1] + f',"time":{written}}}'.encode())
     assert record.time is None
@@ -557,7 +558,7 @@ def test_floats_are_exact_to_a_microsecond(seconds):
 
 
 @every_stream
-@pytest.mark.parametrize("text", [rb"a\u0000b", b"\xff", b"\xed\xa0\x80", b"a\0b", b"\xc0\x80", rb"\x"])
+@check_each_row("text", [rb"a\u0000b", b"\xff", b"\xed\xa0\x80", b"a\0b", b"\xc0\x80", rb"\x"])
 def test_a_text_that_cannot_be_stored_is_invalid(name, text):
     for key in (b"oreo", b"room", b"a1"):
         if key in GOOD[name]:
@@ -568,9 +569,7 @@ def test_a_text_that_cannot_be_stored_is_invalid(name, text):
 
 
 @every_stream
-@pytest.mark.parametrize(
-    "text", [rb"\ud800", rb"\udc00\uD800", b"\t", rb"\\\ud83d", rb"\ud83d\ude00\ud83d", b"\x1b[0m"]
-)
+@check_each_row("text", [rb"\ud800", rb"\udc00\uD800", b"\t", rb"\\\ud83d", rb"\ud83d\ude00\ud83d", b"\x1b[0m"])
 def test_a_text_that_json_does_not_allow_costs_neither_its_record_nor_others(name, text):
     for key in (b"oreo", b"room", b"a1"):
         if key in GOOD[name]:
@@ -615,7 +614,7 @@ def test_an_escaped_backslash_before_u0000_is_not_a_nul():
 
 
 @every_stream
-@pytest.mark.parametrize(
+@check_each_row(
     "value",
     [b"1" * 10_000, b"-" + b"1" * 10_000, b"1." + b"1" * 10_000, b"1e10000", b"[" * 100_000, b'{"a":' * 100_000],
 )
@@ -939,7 +938,7 @@ def test_a_parser_gets_the_lines_of_a_body_in_any_wrapping(item):
     assert not head or list(tides.decode(head + BREST + b"\n\n" + BREST, LIMITS)) == [TIDE, TIDE]
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("line", "reason"),
     [
         (b"Brest;3.61", "not enough values to unpack (expected 3, got 2)"),
@@ -954,7 +953,7 @@ def test_a_parser_gets_the_lines_of_a_body_in_any_wrapping(item):
         (b"x" * (1 << 20) + b"x", "line longer than 1048576 bytes"),
     ],
 )
-@pytest.mark.parametrize("head", [b"", HEAD + b"\r\n"])
+@check_each_row("head", [b"", HEAD + b"\r\n"])
 def test_an_invalid_line_is_buried_alone_and_can_be_decoded_again(head, line, reason):
     first, reject, last = tides.decode(head + BREST + b"\n" + line + b"\n" + BREST, LIMITS)
     assert (first, last) == (TIDE, TIDE)
@@ -1117,10 +1116,8 @@ MEMBERS = [f'"{name}":{value}' for name in ("time", "ts", "timestamp") for value
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, known", [("gps", '"device":"a","lat":1,"lon":2'), ("votes", '"poll":"p","choice":"c"')])
-@pytest.mark.parametrize(
-    "members", [[], *([one] for one in MEMBERS), ['"time":null', '"ts":5'], ['"time":"x"', '"ts":5']]
-)
+@check_each_row("name, known", [("gps", '"device":"a","lat":1,"lon":2'), ("votes", '"poll":"p","choice":"c"')])
+@check_each_row("members", [[], *([one] for one in MEMBERS), ['"time":null', '"ts":5'], ['"time":"x"', '"ts":5']])
 def test_an_object_alone_is_the_record_that_it_is_in_an_array(name: str, known: str, members: list[str]) -> None:
     body = "{" + ",".join([known, *members]) + "}"
     decode = STREAMS[name].decode

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from access import KEY, OTHER, curl, keys, passwords, private, tls
 from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
 from sluice import settings
 from sluice.contrib.views.declared import VIEWS
 from sluice.routes import ROUTES
 from sluice.run import configure
-from stand_in import front, problem
+from support.access import KEY, OTHER, curl, keys, passwords, private, tls
+from support.nginx_front import front, problem
 
 KEY_CHECK = "#api-keys# auth_request off; if ($sluice_keyless) { rewrite ^ /_sluice_keyless last; }"
 NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import store_tests
-from integrations import samples
 from proving import destinations as witness
 from proving import engines, harness
 from proving.harness import ROOT
@@ -32,7 +30,9 @@ from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Record
 from sluice.streams.registry import stream
-from store_tests import NOON, claim, decoded, outbox, today, votes
+from support import store_contract
+from support.sender_configs import samples
+from support.store_contract import NOON, claim, decoded, outbox, today, votes
 
 KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
 each = pytest.mark.parametrize("engine", KINDS, indirect=True)
@@ -94,7 +94,7 @@ class Place(NamedTuple):
 
     def killed(self, program: str) -> None:
         """Run a program that kills itself."""
-        store_tests.killed(self.ledger, self.rows, PREPARED + program, self.engine.env)
+        store_contract.killed(self.ledger, self.rows, PREPARED + program, self.engine.env)
 
 
 @pytest.fixture
@@ -171,12 +171,12 @@ def test_every_stream_and_value_is_stored(store: Store, place: Place) -> None:
 
 @each
 def test_every_type_of_a_field_is_stored_as_in_a_table(place: Place) -> None:
-    own = stream("parcels", store_tests.Parcel)
+    own = stream("parcels", store_contract.Parcel)
     with contextlib.closing(place.connect({"parcels": own})) as store:
-        store.persist(claim("parcels", 2), decoded(own, [store_tests.PARCEL, store_tests.EMPTY_PARCEL]))
+        store.persist(claim("parcels", 2), decoded(own, [store_contract.PARCEL, store_contract.EMPTY_PARCEL]))
         assert not outbox(store).late
-    first, second = place.read("parcels", *store_tests.STORED)
-    assert store_tests.plainly(first) == store_tests.STORED
+    first, second = place.read("parcels", *store_contract.STORED)
+    assert store_contract.plainly(first) == store_contract.STORED
     assert set(second) == {None}
 
 
@@ -275,7 +275,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
         # a broker that takes three seconds for one answer is away; a worker then tries again
-        store_tests.patiently(lambda: store.persist(claim("counts", 9), entries))
+        store_contract.patiently(lambda: store.persist(claim("counts", 9), entries))
         assert not outbox(store).late
         assert [letter.seq for letter in store.letters()] == [5]
     assert [number for (number,) in place.read("counts", "number")] == [1, 2, 3, 4, 6, 7, 8, 9]
@@ -306,7 +306,7 @@ MOMENTS = {
     "before the rows are sent": "setattr(sends, send, die)",
     "when they are there, before anybody is told": "die_after(sends, send)",
     "when they are published": "die_after(kind, 'publish')",
-    "when the note of the claim before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
+    "when the note of the claim before is deleted": "store.persist(*store_contract.votes('before', first=100)); "
     "die_after(outbox, 'forget')",
 }
 
@@ -314,7 +314,7 @@ MOMENTS = {
 @each
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_rows_are_there_once_after_a_kill(moment: str, place: Place) -> None:
-    place.killed(f"{MOMENTS[moment]}; store.persist(*store_tests.votes('a', 'b'))")
+    place.killed(f"{MOMENTS[moment]}; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(place.connect()) as store:
         store.persist(*votes("a", "b"))
         outbox(store).publish(store)
@@ -328,7 +328,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, place: Place) -> None:
 def test_rows_are_there_once_if_the_ledger_is_in_postgresql(place: Place) -> None:
     with postgres_server() as server:
         place = place._replace(ledger=str(server.url))
-        place.killed("kind.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+        place.killed("kind.publish = die; store.persist(*store_contract.votes('a', 'b'))")
         with contextlib.closing(place.connect()) as store:
             harness.poll(lambda: store.persist(*votes("a", "b")) or True)
             outbox(store).publish(store)
@@ -357,7 +357,7 @@ def test_a_worker_that_was_frozen_sends_what_another_one_has_published(place: Pl
 
 @each
 def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.killed("kind.publish = die; store.persist(*store_tests.votes('a'))")
+    place.killed("kind.publish = die; store.persist(*store_contract.votes('a'))")
     with contextlib.closing(place.connect()) as store:
         monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 3600.0)
         outbox(store).publish(store)
@@ -399,7 +399,7 @@ def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, m
     from sluice.contrib.destinations import clickhouse
 
     monkeypatch.setattr(clickhouse, "WINDOW_INSERTS", 2)
-    place.killed("die_after(kind, 'publish'); store.persist(*store_tests.votes('a'))")
+    place.killed("die_after(kind, 'publish'); store.persist(*store_contract.votes('a'))")
     with contextlib.closing(place.connect()) as store:
         monkeypatch.setattr(destination.Carried, "GRACE_SECONDS", 3600.0)
         for number in range(2, 12):
@@ -428,7 +428,7 @@ def test_dead_letters_are_replayed_into_the_destination(store: Store, place: Pla
 @pytest.mark.parametrize("back", [True, False], ids=["there and back", "another cell"])
 def test_rows_that_wait_stay_for_their_destination(back: bool, place: Place, tmp: Path) -> None:
     """INGEST_ROWS names another destination while one is away; or another cell, with the same database, has another."""
-    place.killed("kind.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    place.killed("kind.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     others = [f"parquet://{tmp}/one", f"parquet://{tmp}/two", f"{place.rows}x"]
     if place.kind == "clickhouse":
         asked(place.engine, f"CREATE DATABASE {place.rows.rpartition('/')[2]}x")
@@ -453,7 +453,7 @@ def test_rows_that_wait_stay_for_their_destination(back: bool, place: Place, tmp
 
 @only("s3")
 def test_a_bucket_of_another_store_is_another_destination(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.killed("kind.publish = die; store.persist(*store_tests.votes('a'))")
+    place.killed("kind.publish = die; store.persist(*store_contract.votes('a'))")
     with monkeypatch.context() as patched:
         patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         with contextlib.closing(place.connect()) as other, pytest.raises(Unavailable, match="does not name it now"):
@@ -521,7 +521,7 @@ def test_a_row_that_is_refused_becomes_a_dead_letter_and_the_others_are_there(st
 
 
 def records(name: str, body: bytes) -> list[Any]:
-    return [*STREAMS[name].decode(body, store_tests.MOST)]
+    return [*STREAMS[name].decode(body, store_contract.MOST)]
 
 
 @each

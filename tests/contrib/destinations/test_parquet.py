@@ -19,8 +19,6 @@ import pyarrow.parquet
 import pytest
 import redis
 
-import store_tests
-from integrations import samples
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
@@ -37,7 +35,9 @@ from sluice.store.types import Entry, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS, load_streams
 from sluice.streams.record import Record, Vote
 from sluice.streams.registry import stream
-from store_tests import NOON, again, claim, decoded, outbox, today, votes
+from support import store_contract
+from support.sender_configs import samples
+from support.store_contract import NOON, again, claim, decoded, outbox, today, votes
 
 HOUR = "2026-01-01T12"
 
@@ -303,20 +303,20 @@ MOMENTS = {
     "when it is noted": "die_after(outbox.Storing, 'note')",
     "when the transaction has committed": "parquet.Parquet.publish = die",
     "when it is published": "die_after(parquet.Parquet, 'publish')",
-    "when the note of the one before is deleted": "store.persist(*store_tests.votes('before', first=100)); "
+    "when the note of the one before is deleted": "store.persist(*store_contract.votes('before', first=100)); "
     "die_after(outbox, 'forget')",
 }
 
 
 def killed(url: str, tmp: Path, program: str) -> None:
     """Run a program that kills itself."""
-    store_tests.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
+    store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @both
 def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> None:
-    killed(url, tmp, f"{MOMENTS[moment]}; store.persist(*store_tests.votes('a', 'b'))")
+    killed(url, tmp, f"{MOMENTS[moment]}; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as store:
         if "postgres" in url:  # the server notices a moment later that the client is gone
             harness.poll(lambda: store.persist(*votes("a", "b")) or True)
@@ -332,7 +332,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
 
 def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp: Path) -> None:
     """Also that of a cell which shares the database, and has a directory of its own."""
-    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     other = parsers.rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as store:
         store.persist(*votes("c", first=3))
@@ -348,7 +348,7 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
 
 
 def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: Path) -> None:
-    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(f"sqlite:///{tmp}/other.db", tmp)) as other:
         other.persist(*votes("c", first=3))
         tidied(other)
@@ -359,7 +359,7 @@ def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: 
 
 
 def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, tmp: Path) -> None:
-    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a', 'b'))")
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as theirs:
         theirs.publish_figures("theirs", {"settings": shared(STREAMS, FOREVER, outbox(theirs))}, ())
     other = parsers.rows(f"parquet://{tmp}/other")
@@ -441,7 +441,7 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
 
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
-    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_tests.votes('a'))")
+    killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a'))")
     nowhere = open_elsewhere(ByStream(None, {}), STREAMS)
     waits = "rows of votes wait for parquet:.*: INGEST_ROWS does not name it now"
     with (
@@ -543,7 +543,7 @@ def test_a_large_file_is_not_merged(store: Store, tmp: Path, monkeypatch: pytest
 
 
 def test_an_object_with_a_note_is_not_merged(url: str, tmp: Path) -> None:
-    killed(url, tmp, "die_after(parquet.Parquet, 'publish'); store.persist(*store_tests.votes('a'))")
+    killed(url, tmp, "die_after(parquet.Parquet, 'publish'); store.persist(*store_contract.votes('a'))")
     with contextlib.closing(connected(url, tmp)) as store:
         (noted,) = files(tmp)
         for first in 2, 3:
@@ -596,7 +596,7 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: 
 )
 def test_a_merge_may_be_killed(moment: str, url: str, tmp: Path) -> None:
     program = (
-        "[store.persist(*store_tests.votes(n, first=n)) for n in range(1, 6)]; "
+        "[store.persist(*store_contract.votes(n, first=n)) for n in range(1, 6)]; "
         "store.elsewhere.publish(store); parquet.MERGED_BYTES = 2500"
     )
     killed(url, tmp, f"{program}; {moment}; store.elsewhere.tidy('votes', store)")

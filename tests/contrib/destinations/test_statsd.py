@@ -16,7 +16,7 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome
 from sluice.streams.built_in import STREAMS
-from store_tests import claim, decoded, outbox
+from support.store_contract import claim, decoded, outbox
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import redis as client
 
 from proving.harness import ROOT, Answer, ask, environment, gateway, post, redis_server, short_tmp
 from sluice.routes import ROUTES
+from support.table_of_cases import check_each_row
 
 CASES = json.loads(Path(__file__).with_name("arrivals.json").read_text())
 POSTS = [case for case in CASES if case["method"] == "POST"]  # nginx makes a POST of a GET (tests/nginx)
@@ -39,7 +40,7 @@ def arrived() -> Iterator[tuple[Path, dict[str, tuple[Answer, str, int]], Any]]:
         yield tmp, answers, counted
 
 
-@pytest.mark.parametrize("case", POSTS, ids=lambda case: case["name"])
+@check_each_row("case", POSTS)
 def test_what_a_sender_sends_arrives(case: dict[str, Any], arrived: Any) -> None:
     tmp, answers, _ = arrived
     answer, stream, seq = answers[case["name"]]

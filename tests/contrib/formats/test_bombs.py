@@ -23,9 +23,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-import memory
-from items import kept
-from otlp import attribute, in_json
 from sluice.contrib.formats import protobuf
 from sluice.contrib.formats.loki import messages as loki
 from sluice.contrib.formats.prometheus import messages as prometheus
@@ -35,6 +32,10 @@ from sluice.streams import encoding
 from sluice.streams.built_in import STREAMS
 from sluice.streams.encoding import FRAMED
 from sluice.streams.record import Invalid, Limits, Log, Reject
+from support import peak_memory
+from support.list_items import kept
+from support.otlp_requests import attribute, in_json
+from support.table_of_cases import check_each_row
 
 BODY = 1 << 19
 LIMITS = Limits(BODY, BODY // 32, BODY // 8, room=2 * BODY, repeated=BODY // 2)
@@ -623,8 +624,8 @@ def decoded(stream: str, sent: bytes) -> tuple[int, int]:
 def test_a_body_becomes_a_small_multiple_of_itself(name: str) -> None:
     stream, sent, size = item(name, BODY)
     assert BODY // 2 < size <= BODY * 1.4
-    memory.peak(decoded, *item(name, 2_000)[:2])  # imports what it needs
-    (written, letters), most = memory.peak(decoded, stream, sent)
+    peak_memory.peak(decoded, *item(name, 2_000)[:2])  # imports what it needs
+    (written, letters), most = peak_memory.peak(decoded, stream, sent)
     assert written <= WRITTEN * size
     assert most <= PEAK * size
     assert letters <= 300
@@ -659,9 +660,9 @@ def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
 NOTHING = b"[]", b'{"_type":"lwt"}', b'{"_type":"status"}', b'{"locations":[]}', b'{"metrics":[]}', b"{}", b"[{}]"
 
 
-@pytest.mark.parametrize("part", NOTHING)
-@pytest.mark.parametrize("stream", ["gps", "metrics", "logs", "votes"])
-@pytest.mark.parametrize("begin, separator, end", [(b"", b"\n", b""), (b"[", b",", b"]")], ids=["lines", "array"])
+@check_each_row("part", NOTHING)
+@check_each_row("stream", ["gps", "metrics", "logs", "votes"])
+@check_each_row("begin, separator, end", [(b"", b"\n", b""), (b"[", b",", b"]")])
 def test_parts_without_a_record_are_charged(
     stream: str, part: bytes, begin: bytes, separator: bytes, end: bytes
 ) -> None:

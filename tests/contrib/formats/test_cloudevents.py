@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from items import kept
 from sluice import Record, stream
 from sluice.streams.record import Limits, Reject
+from support.list_items import kept
 
 
 class Order(Record, kw_only=True):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from items import decode, kept, reject_reason
 from sluice.streams.record import Metric
+from support.list_items import decode, kept, reject_reason
 
 # collectd.conf(5) and its wiki, "JSON"
 SENT = {

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from items import decode, kept
 from sluice import Record, Reject, stream
 from sluice.streams.record import Limits, Log
 from sluice.streams.unique import Rule
+from support.list_items import decode, kept
 
 ID = "X-Amz-Firehose-Request-Id: ed4acda5-034f-9f42-bba1-f29aea6d7d8f"
 NOON = 1_767_268_800 * 10**9

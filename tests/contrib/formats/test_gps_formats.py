@@ -8,24 +8,25 @@ from functools import partial
 import msgspec
 import pytest
 
-import items
-from items import LIMITS, kept
 from sluice.contrib.formats.owntracks import OTHERS
 from sluice.streams.body import WITHOUT_ROWS
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Reject
+from support import list_items
+from support.list_items import LIMITS, kept
+from support.table_of_cases import check_each_row
 
 SECOND = 10**9
 decoder = STREAMS["gps"].decode
-decode = partial(items.decode, "gps")
-reject_reason = partial(items.reject_reason, "gps")
+decode = partial(list_items.decode, "gps")
+reject_reason = partial(list_items.reject_reason, "gps")
 
 
 # --- plain JSON and forms
 
 
-@pytest.mark.parametrize("name", ["location", "position", "geometry", "features"])
-@pytest.mark.parametrize("value", [b'"Home"', b"[]", b"[1]", b"{}", b"5"])
+@check_each_row("name", ["location", "position", "geometry", "features"])
+@check_each_row("value", [b'"Home"', b"[]", b"[1]", b"{}", b"5"])
 def test_a_position_may_have_a_field_with_the_name_of_a_format(name: str, value: bytes) -> None:
     assert decode(b'{"device":"a","lat":1,"lon":2,"%b":%b}' % (name.encode(), value)) == [Gps(device="a", lat=1, lon=2)]
 
@@ -61,7 +62,7 @@ def test_latitudes_within_range_are_stored(written):
     assert (gps.lat, gps.lon) == (float(written.strip('"')), 180.0)
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("body", "reason"),
     [
         (b'{"device":"a","lat":91,"lon":1}', "latitude out of range: 91.0"),
@@ -87,7 +88,7 @@ def test_an_invalid_position_has_its_reason(body, reason):
     assert reject_reason(body) == reason
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("name", "written"),
     [
         ("speed", "-1"), ("speed", '"-0.1"'), ("accuracy", "-1"), ("bearing", "-1"), ("bearing", "360.1"),
@@ -182,7 +183,7 @@ def of_type(kind):
     return kept(OWNTRACKS.replace(b'"_type":"location"', b'"_type":"%s"' % kind), "/owntracks", "X-Limit-U: jane")
 
 
-@pytest.mark.parametrize("kind", sorted(OTHERS))
+@check_each_row("kind", sorted(OTHERS))
 def test_an_owntracks_message_without_a_position_is_valid_and_has_no_row(kind):
     before = WITHOUT_ROWS.copy()
     assert decode(of_type(kind.encode())) == []
@@ -449,7 +450,7 @@ def test_one_body_may_mix_formats():
 # --- names
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("sent", "target", "device"),
     [
         (b"", "/gps?device=a&lat=1&lon=2", "a"),

@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-import items
-from items import LIMITS, kept
 from sluice.contrib.formats import influx
 from sluice.streams.body import Remainder
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Metric, Reject
+from support import list_items
+from support.list_items import LIMITS, kept
+from support.table_of_cases import check_each_row
 
 profiles.register_profile("formats", deadline=None)  # a busy machine is no failure
 profiles.load_profile("formats")
 decoder = STREAMS["metrics"].decode
-decode = partial(items.decode, "metrics")
-reject_reason = partial(items.reject_reason, "metrics")
+decode = partial(list_items.decode, "metrics")
+reject_reason = partial(list_items.reject_reason, "metrics")
 
 
 def write(body: bytes, target: str = "/api/v2/write?org=o&bucket=b", *fields: str) -> bytes:
@@ -60,7 +61,7 @@ def test_a_point_is_one_row_per_field():
     assert Metric.__struct_fields__ == ("time", "name", "tags", "field", "value", "type")
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("line", "name", "tags", "fields"),
     [
         (r"my\ name,t=v f=1", "my name", {"t": "v"}, {"f": 1.0}),
@@ -94,7 +95,7 @@ def test_the_last_of_several_backslashes_before_a_separator_escapes_it():
     assert point(r"m\\ n f=1") == (r"m\ n", {}, {"f": 1.0}, None)
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("written", "stored"),
     [
         ("1", 1.0), ("1.", 1.0), (".5", 0.5), ("-.5", -0.5), ("-0", -0.0), ("1.5e3", 1500.0), ("1E+2", 100.0),
@@ -106,7 +107,7 @@ def test_floats(written, stored):
     assert value(written) == (stored, "float")
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("written", "stored", "kind"),
     [
         ("1i", 1, "integer"), ("-1i", -1, "integer"), ("0i", 0, "integer"), ("-0i", 0, "integer"),
@@ -131,7 +132,7 @@ def test_false_is_stored_as_0(written):
     assert value(written) == (0, "boolean")
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("line", "reason"),
     [
         ("m", "no field"),
@@ -206,11 +207,11 @@ def test_an_invalid_line_is_buried_and_the_others_are_stored(line, reason):
     assert reject_reason(plain.part) == plain.reason
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("written", "name"),
     [("NaN", "NaN"), ("nan", "NaN"), ("inf", "+Inf"), ("+Inf", "+Inf"), ("-inf", "-Inf"), ("-Infinity", "-Inf")],
 )
-@pytest.mark.parametrize("more", ["", ',note="NaN"'])
+@check_each_row("more", ["", ',note="NaN"'])
 def test_a_number_that_is_not_finite_is_a_text_in_a_field_of_its_own(written, name, more):
     rows = decode(f"m value={written},a\\ b={written},ok=1{more}".encode())
     expected = [("state", name, "string"), ("a b_state", name, "string"), ("ok", 1.0, "float")]
@@ -219,8 +220,8 @@ def test_a_number_that_is_not_finite_is_a_text_in_a_field_of_its_own(written, na
     assert (row.field, row.value) == ("state", name)
 
 
-@pytest.mark.parametrize("tags", ["t=", "t=,", "", "a=1,t=", "t=,a=1", "t=,a=1,", "t\\ u=,a=1", "t=,t=,a=1"])
-@pytest.mark.parametrize("field", ["f=1", 'f="x y"'])
+@check_each_row("tags", ["t=", "t=,", "", "a=1,t=", "t=,a=1", "t=,a=1,", "t\\ u=,a=1", "t=,t=,a=1"])
+@check_each_row("field", ["f=1", 'f="x y"'])
 def test_a_tag_without_a_value_counts_as_not_sent(tags, field):
     (row,) = decode(f"m,{tags} {field} 5".encode())
     assert (row.name, row.tags, row.time) == ("m", {"a": "1"} if "a=1" in tags else {}, 5)
@@ -302,7 +303,7 @@ def test_eight_mebibytes_of_lines_are_decoded_one_by_one():
     assert sum(type(x) is Metric for x in results) == 200_000
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("precision", "stamp", "nanoseconds"),
     [
         (None, 1766600000123456789, 1766600000123456789),
@@ -320,7 +321,7 @@ def test_eight_mebibytes_of_lines_are_decoded_one_by_one():
         ("s", 0, 0),
     ],
 )
-@pytest.mark.parametrize("path", ["/write", "/api/v2/write"])
+@check_each_row("path", ["/write", "/api/v2/write"])
 def test_precision_is_read_from_the_query_string(path, precision, stamp, nanoseconds):
     target = f"{path}?db=d" + (f"&precision={precision}" if precision else "")
     (metric,) = decode(write(f"m f=1 {stamp}".encode(), target))
@@ -489,7 +490,7 @@ def test_a_query_string_may_have_100_parameters():
 # --- plain JSON and forms
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("written", "stored", "kind"),
     [
         ("21.5", 21.5, "float"), ("1e3", 1000.0, "float"), ("21", 21, "integer"), ("-0", 0, "integer"),
@@ -530,7 +531,7 @@ def test_a_metric_without_name_or_value_is_invalid(body):
     assert reject_reason(body)
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("written", "stored", "kind"),
     [
         ("21.5", 21.5, "float"), ("21", 21, "integer"), ("-1e3", -1000.0, "float"), ("true", 1, "boolean"),
@@ -553,7 +554,7 @@ def test_a_form_is_distinguished_from_line_protocol():
     assert reject_reason(b'{"name":"a","fields":{"v":1%b}}' % (b"0" * 400)) == "value out of range"
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("query", "stamp"),
     [
         ("precision=nanosecond", "1766600000000000000"),

@@ -9,11 +9,12 @@ from typing import Any
 import cramjam
 import pytest
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.contrib.formats.loki import messages
 from sluice.contrib.formats.protobuf import fields, uncompress, wrapped
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.record import Invalid, Log, Reject
+from support.list_items import LIMITS, decode, kept, reject_reason
+from support.table_of_cases import check_each_row
 
 NOON = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z
 PATH = "/loki/api/v1/push"
@@ -74,7 +75,7 @@ def test_protobuf_is_decoded_as_lokis_own_package_sends_it() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("text", "labels"),
     [
         ("{}", {}),
@@ -151,7 +152,7 @@ def test_invalid_lines_in_protobuf_are_buried_together() -> None:
 ONE_LINE = messages.Push(streams=[messages.Stream(labels="{}", entries=[entry("a")])]).SerializeToString()
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("sent", "reason"),
     [
         (kept(b'{"streams":{}}', PATH), "streams is not an array"),

@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from items import decode, kept
 from sluice.streams.record import Reject
+from support.list_items import decode, kept
+from support.table_of_cases import check_each_row
 
 ODD = "null", '""', '"odd"', "[]", "[1,[2]]", "{}", '{"a":{"b":1}}', "1e400", "9" * 60, "-1", "true"
 JSON = "Content-Type: application/json"
@@ -98,7 +97,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "place"), CASES, ids=lambda part: str(part))
+@check_each_row(("path", "place"), CASES)
 def test_an_odd_optional_field_does_not_cost_the_record(path: str, place: tuple[Any, ...]) -> None:
     stream, body, _ = BODIES[path]
     for odd in ODD:

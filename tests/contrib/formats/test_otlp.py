@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from items import LIMITS, decode, reject_reason
-from otlp import JSON, NOON, attribute, in_json, item, items
 from sluice.http import replies
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.record import Log, Metric, Reject
+from support.list_items import LIMITS, decode, reject_reason
+from support.otlp_requests import JSON, NOON, attribute, in_json, item, items
+from support.table_of_cases import check_each_row
 
 profiles.register_profile("otlp", deadline=None)  # a busy machine is no failure
 profiles.load_profile("otlp")
@@ -354,8 +355,8 @@ def test_a_request_without_telemetry_is_valid_and_has_no_record(body: bytes) -> 
         assert decode("metrics", sent) == []
 
 
-@pytest.mark.parametrize("body", [b"room value=1", b'{"name":"room","value":1}', b"[]", b"\n\x03abc", b"\x0a\xff"])
-@pytest.mark.parametrize("path, stream", [("/v1/metrics", "metrics"), ("/v1/logs", "logs")])
+@check_each_row("body", [b"room value=1", b'{"name":"room","value":1}', b"[]", b"\n\x03abc", b"\x0a\xff"])
+@check_each_row("path, stream", [("/v1/metrics", "metrics"), ("/v1/logs", "logs")])
 def test_a_body_of_another_format_is_buried_whole(body: bytes, path: str, stream: str) -> None:
     for content_type in "application/x-protobuf", JSON:
         assert reject_reason(stream, item(path, body, content_type))
@@ -533,7 +534,7 @@ BOMBS = {
 }
 DECODE = """
 import resource, sys
-from items import LIMITS, decode
+from support.list_items import LIMITS, decode
 item = open(sys.argv[2], "rb").read()
 from sluice.contrib.formats import otlp_logs, otlp_metrics
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from items import LIMITS, decode
-from otlp import JSON, NOON, attribute, item, items
 from sluice.contrib.formats import otlp
 from sluice.contrib.formats.otlp_traces import PARTS
 from sluice.streams.record import Reject, Span
+from support.list_items import LIMITS, decode
+from support.otlp_requests import JSON, NOON, attribute, item, items
 
 TRACE, SPAN, PARENT = bytes(range(16)), bytes(range(8)), bytes(range(8, 16))
 GIVEN = {"trace_id": TRACE, "span_id": SPAN, "name": "GET /", "start_time_unix_nano": NOON}

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from msgspec.msgpack import Ext
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.streams.format import ENVELOPES
 from sluice.streams.record import Log, Reject
+from support.list_items import LIMITS, decode, kept, reject_reason
+from support.table_of_cases import check_each_row
 
 NOON = 1_767_268_800 * 10**9
 MESSAGE = {"version": "1.1", "host": "h", "short_message": "m", "level": 3, "timestamp": 1767268800.5, "_user": "x"}
@@ -236,7 +237,7 @@ def test_a_large_map_of_messagepack_and_one_in_an_array_are_records() -> None:
     assert third == msgspec.structs.replace(UNPACKED, time=None)
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("part", "reason"),
     [
         (b"\x05", "msgpack: neither a record"), (b"\xa3abc", "msgpack: neither a record"),

@@ -10,11 +10,12 @@ from typing import Any
 import cramjam
 import pytest
 
-from items import LIMITS, decode, kept, reject_reason
 from sluice.contrib.formats.prometheus import messages
 from sluice.http import written
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
+from support.list_items import LIMITS, decode, kept, reject_reason
+from support.table_of_cases import check_each_row
 
 NOON = 1767268800000  # 2026-01-01T12:00:00Z
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
@@ -152,7 +153,7 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("reason", INVALID)
+@check_each_row("reason", INVALID)
 def test_an_invalid_series_is_buried_alone_as_a_request_that_can_be_replayed(reason: str) -> None:
     good = series(UP, samples=[sample(1)])
     record, reject = decode("metrics", item(request(INVALID[reason], good)))
@@ -259,7 +260,7 @@ def test_a_request_of_an_old_sender_is_version_1_whatever_its_type_is(kind: str)
         assert decode("metrics", kept(body, "/api/v1/write", *fields)) == [row]
 
 
-@pytest.mark.parametrize(
+@check_each_row(
     ("given", "reason"),
     [
         (kept(compressed(GOOD)[:-1], "/api/v1/write", f"Content-Type: {TYPES[1]}", SNAPPY), "snappy: corrupt input"),

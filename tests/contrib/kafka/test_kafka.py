@@ -1,6 +1,7 @@
 """Kafka in the list's place: real brokers, gateways and workers. Nothing acknowledged is lost or stored twice.
 
-`bin/test tests/contrib/kafka/test_kafka.py --leaders 30 -o faulthandler_timeout=0` kills leaders of a partition 30 times.
+`bin/test tests/contrib/kafka/test_kafka.py --leaders 30 -o faulthandler_timeout=0` kills the leader of a partition
+30 times.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from types import SimpleNamespace
 import apsw
 import pytest
 
-from posting import Clients
 from proving import harness, kafka
 from proving.harness import PATIENCE, ROOT, environment, free_port, gateway, get, installation, poll, post, running
+from support.posting_clients import Clients
 
 if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-import access
-import verbs
 from proving import harness
 from proving.harness import connect, get, installation, request, stopped
 from sluice import settings
 from sluice.contrib.page.rejections import KEPT, Rejections, reason
 from sluice.http.replies import NOT_FOUND
 from sluice.http.tell import MOST_TOLD, Teller
+from support import access, operator_verbs
 
 poll = harness.poll
 KEY = f"X-API-Key: {access.KEY}\r\n"
@@ -27,7 +26,7 @@ EVIL = "/\x1b[31m\u202e\x00\n" + "x" * 5000
 
 
 def listed(home: Path, *words: str) -> list[dict[str, Any]]:
-    status, out, _ = verbs.sluice(home, "errors", "--json", *words)
+    status, out, _ = operator_verbs.sluice(home, "errors", "--json", *words)
     return json.loads(out) if status == 0 else []
 
 
@@ -92,7 +91,7 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
         assert access.KEY not in held_file.read_text()
         assert get(up.port, "/status/errors.json")[0] == 200
         assert listed(home, "--sender", "10.0.0") == []
-        status, out, _ = verbs.sluice(home, "errors", "--limit", "2")
+        status, out, _ = operator_verbs.sluice(home, "errors", "--limit", "2")
         assert (status, len(out.splitlines())) == (0, 3)
         # what was kept survives the program
         os.kill(up.pids("page")[0], signal.SIGKILL)
@@ -128,7 +127,7 @@ def test_a_list_is_bounded_and_has_no_control_characters(tmp: Path) -> None:
     texts = [row[name] for row in found for name in ("path", "reason", "sender")]
     assert all(text.isprintable() and len(text) <= 300 for text in texts)
     assert any("\\x1b[31m\\u202e\\x00\\n" in text for text in texts)
-    out = verbs.sluice(tmp, "errors", "--limit", "1000")[1]
+    out = operator_verbs.sluice(tmp, "errors", "--limit", "1000")[1]
     assert out.replace("\n", "").isprintable()
 
 
@@ -142,12 +141,12 @@ def test_http_on_the_port_of_https_has_a_reason_of_its_own(https: str | None, wh
 def test_a_rejection_waits_for_nobody(tmp: Path) -> None:
     s = settings.load({"INGEST_HOME": str(tmp)})
     Teller(s.rejected).tell(NOT_FOUND, "", {"PATH_INFO": "/"})
-    assert verbs.sluice(tmp, "errors")[0] == 1
+    assert operator_verbs.sluice(tmp, "errors")[0] == 1
 
 
 @pytest.mark.parametrize("content", [b"", b'[{"time":1,', b"\xff"])
 def test_a_list_that_a_power_failure_has_cut_off_is_none(content: bytes, tmp: Path) -> None:
     (tmp / "run").mkdir()
     (tmp / "run/errors.json").write_bytes(content)
-    status, out, error = verbs.sluice(tmp, "errors")
+    status, out, error = operator_verbs.sluice(tmp, "errors")
     assert (status, out, len(error.splitlines())) == (1, "", 1)

@@ -19,7 +19,7 @@ import redis as client
 from proving.harness import PATIENCE, ROOT, Server, environment, poll, redis_server, running
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
-from verbs import drain, push, sluice, status, vote
+from support.operator_verbs import drain, push, sluice, status, vote
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from sluice.ledger import Observer
 from sluice.spool.contract import COUNTS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
-from verbs import drain, push, sluice, vote
+from support.operator_verbs import drain, push, sluice, vote
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULES = (PROMETHEUS / "rules.yml").read_text()

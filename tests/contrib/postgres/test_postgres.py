@@ -47,7 +47,7 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
-from store_tests import StoreTests, again, patiently, votes
+from support.store_contract import StoreTests, again, patiently, votes
 
 MOST = registry.limits(settings.load({}))
 SECRET = "s3cr3t/with@all:of?it%#"
@@ -96,7 +96,7 @@ def connect(pg: Postgres, **streams: Stream) -> Store:
 
 
 class PostgresStore:
-    """The server as a Backend of store_tests."""
+    """The server as a Backend of `store_contract`."""
 
     def __init__(self, pg: Postgres) -> None:
         self.pg = pg

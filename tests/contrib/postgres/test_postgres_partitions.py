@@ -24,7 +24,7 @@ from sluice.store.types import Entry, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Limits, Vote
 from sluice.streams.registry import stream
-from store_tests import claim
+from support.store_contract import claim
 
 KEEP = Keep(600, {})
 MINUTE_AGO = 60.0

@@ -22,7 +22,7 @@ from sluice.store.registry import open_store
 from sluice.store.types import Entry, Epoch
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Reject, Vote
-from store_tests import again, claim, votes
+from support.store_contract import again, claim, votes
 
 WEEK = Keep(7 * 86_400, {"votes": None})
 PREFIX = "@%c %a@ "  # the session and its program, before each line of the log

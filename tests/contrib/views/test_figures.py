@@ -20,7 +20,7 @@ from sluice.contrib.views import Tally, contract
 from sluice.ledger import Observer
 from sluice.store.types import Epoch
 from sluice.streams.record import Gps, Vote
-from viewing import NOON, Site, site
+from support.views_site import NOON, Site, site
 
 FOLLOWED = ["/gps/latest", "/gps/trail", "/metrics/latest", "/notices/all", "/notices/feed", "/notices/object"]
 UNAVAILABLE = "the views' Redis is unavailable: "

@@ -33,8 +33,8 @@ from sluice.contrib.views.rows.source import PIECE_BYTES
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Entry, Unavailable
 from sluice.streams.record import Gps, Metric, Reject
-from store_tests import again
-from viewing import NOON, Site, site
+from support.store_contract import again
+from support.views_site import NOON, Site, site
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from access import curl
 from proving.harness import ROOT, Server, connect, environment, get, installation, poll, post, short_tmp, stopped
 from sluice.contrib import views
+from support.access import curl
 
 BIKE = "/gps/latest?device=bike"
 RECORDS = """

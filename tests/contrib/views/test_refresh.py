@@ -25,7 +25,7 @@ from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.store.registry import open_store
 from sluice.streams.record import Vote
-from viewing import Site, site
+from support.views_site import Site, site
 
 
 @pytest.fixture

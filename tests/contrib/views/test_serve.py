@@ -20,12 +20,12 @@ import pytest
 from proving import harness
 from proving.harness import Server, connect, get, poll, post
 from proving.harness import request as send
-from runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from sluice.contrib.views import contract, serve
 from sluice.contrib.views.kinds.latest import ORDER_BYTES
 from sluice.streams.record import Gps, Metric, Vote
-from viewing import NOON, Site
-from viewing import site as installation
+from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
+from support.views_site import NOON, Site
+from support.views_site import site as installation
 
 KEYS = ["bike", "a b", "50%", "a+b&c=d", "\u00e9\u20ac", "x" * 512, ""]
 LANE = "fastlane"

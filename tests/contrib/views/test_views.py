@@ -19,7 +19,7 @@ from sluice.contrib.views import contract, feed, latest, tally
 from sluice.contrib.views.kinds import feed as feeds
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps
-from viewing import NOON, Site, site
+from support.views_site import NOON, Site, site
 
 
 def load(value: str) -> dict[str, views.View]:
