@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, Snapshot
+from sluice.store.expiry import kept_seconds
 from sluice.store.registry import check_store, open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
@@ -68,8 +70,8 @@ class Observer:
         self.due = 0.0
 
     def ledger(self) -> Figures:
-        """Only streams: by name, as from `balance`, `decoder`: whether it has one, and as from `hindrances`;
-        trouble: a line per problem.
+        """Only streams: by name, as from `balance`, `decoder`: whether it has one, as from `hindrances`, and
+        `keys_seconds` as from `kept_seconds`; trouble: a line per problem.
         """
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
@@ -82,6 +84,10 @@ class Observer:
         }
         trouble += discrepancies(rows)
         self.hindrances(rows, processes, trouble)
+        for name, stream in self.streams.items():
+            if self.store and stream.rule:
+                asked = partial(kept_seconds, stream=name, age=stream.rule.seconds)
+                rows[name]["keys_seconds"] = self.ask_store(asked, trouble)
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
                 trouble += complaints(cell | {"late": False})  # its own state is shown above

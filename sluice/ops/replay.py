@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import NoReturn
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         limits = registry.limits(s)
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
-            decode = partial(decoded, streams, limits, deadly(streams, limits, some))
+            decode = partial(decoded, streams, limits, deadly=deadly(streams, limits, some))
             while some:
                 done = store.replay(some, decode, dry, limits)
                 some = some[done.seen :]
@@ -87,7 +88,7 @@ def reader(stream: registry.Stream, letter: DeadLetter) -> Decoder:
 
 
 def decoded(
-    streams: dict[str, registry.Stream], limits: Limits, deadly: set[int], letter: DeadLetter
+    streams: dict[str, registry.Stream], limits: Limits, letter: DeadLetter, deadly: Collection[int] = ()
 ) -> list[Record | Reject]:
     """A list, because a decoder may raise after its first records. deadly: the ids of letters that are not decoded."""
     if letter.id in deadly:

@@ -15,6 +15,7 @@ from sluice.account import STATES, Figures, sums
 from sluice.base import screen
 from sluice.ledger import Observer, complaints, discrepancies
 from sluice.settings import SettingError, Settings
+from sluice.store import bounds
 from sluice.store.registry import open_store
 
 
@@ -63,6 +64,11 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
             print(f"{name}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one.")
         if row["purged"]:
             print(f"{name}: {row['purged']} accepted bodies were discarded by `{screen.PROGRAM} purge`.")
+        if lasts := row.get("keys_seconds"):
+            print(
+                f"{name}: at this rate keys are kept for {screen.ago(lasts)}, less than INGEST_UNIQUE: at most "
+                f"{bounds.MAX_KEYS:,} of a stream are."
+            )
         if row["deleted"] or row["expired"]:
             rows, bodies = row["deleted"], row["expired"]
             print(f"{name}: deleted by age (INGEST_KEEP): {rows} rows, and the dead letters of {bodies} bodies.")

@@ -28,6 +28,8 @@ from sluice.ops import undrain
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.store.bookkeeping import PASS
+from sluice.store.expiry import RECENT_SECONDS
 from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
@@ -124,6 +126,15 @@ def test_the_ledger_accounts_for_every_body(tmp: Path, redis: Server) -> None:
     table = sluice(tmp, "status")[1].splitlines()
     assert table[0].split() == ["stream", *STATES, "oldest"]
     assert ["votes", "11", "4", "3", "2", "2", "0", "0"] in [line.split()[:8] for line in table]
+
+
+def test_it_says_for_how_long_keys_are_kept_before_there_are_too_many(tmp: Path, redis: Server) -> None:
+    drain(tmp)
+    assert "keys are kept" not in sluice(tmp, "status")[1]
+    with contextlib.closing(open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)) as store:
+        store.set_horizons({f"{PASS}rate votes": 1000 * RECENT_SECONDS})
+    said = sluice(tmp, "status")[1]
+    assert "votes: at this rate keys are kept for 6 h, less than INGEST_UNIQUE: at most 20,000,000" in said
 
 
 def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Server) -> None:
