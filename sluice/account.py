@@ -91,8 +91,14 @@ def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> F
 def sums(cells: Iterable[Figures]) -> Figures:
     """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
     rows = [row for cell in cells for row in cell["streams"]]
-    total: Figures = {state: sum(row.get(state) or 0 for row in rows) for state in STATES}
+    total: Figures = {state: added(row.get(state, 0) for row in rows) for state in STATES}
     return total | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
+
+
+def added(figures: Iterable[int | None]) -> int | None:
+    """A sum; None if a figure is unknown."""
+    known = list(figures)
+    return None if None in known else sum(filter(None, known))
 
 
 class Publisher:

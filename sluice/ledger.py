@@ -320,13 +320,17 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
 def complaints(cell: Figures) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {waiting(cell):,} bodies waiting there."]
+        return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {known(waiting(cell))} bodies waiting there."]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 
-def waiting(cell: Figures) -> int:
+def known(bodies: int | None) -> str:
+    return "?" if bodies is None else f"{bodies:,}"
+
+
+def waiting(cell: Figures) -> int | None:
     ready, claimed = (sums([cell])[state] for state in ("ready", "claimed"))
-    return int(ready + claimed)
+    return None if ready is None or claimed is None else int(ready + claimed)
 
 
 def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:

@@ -82,8 +82,14 @@ def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -
     print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *columns(sums(cells or ()))]]))
 
 
+def oldest(row: Figures) -> str:
+    """The age of the oldest body; "" if there is none."""
+    if row["ready"] is None:
+        return "?"
+    return "" if row["oldest_seconds"] is None else screen.ago(row["oldest_seconds"])
+
+
 def columns(row: Figures) -> list[str]:
     """The figures of a line of the table; ? for an unknown one."""
     known = ["?" if row[state] is None else str(row[state]) for state in STATES]
-    oldest = row["oldest_seconds"]
-    return [*known, "" if oldest is None else screen.ago(oldest)]
+    return [*known, oldest(row)]
