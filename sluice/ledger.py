@@ -84,10 +84,10 @@ class Observer:
         }
         trouble += discrepancies(rows)
         self.hindrances(rows, processes, trouble)
-        for name, stream in self.streams.items():
-            if self.store and stream.rule:
-                asked = partial(kept_seconds, stream=name, age=stream.rule.seconds)
-                rows[name]["keys_seconds"] = self.ask_store(asked, trouble)
+        for name, row in rows.items():
+            rule = self.streams[name].rule if name in self.streams else None
+            asked = partial(kept_seconds, stream=name, age=rule.seconds) if rule else None
+            row["keys_seconds"] = self.ask_store(asked, trouble) or None if asked and self.store else None
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
                 trouble += complaints(cell | {"late": False})  # its own state is shown above
@@ -312,6 +312,8 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
     """One line per stream whose `missing` is known and not 0."""
     return [
         f"{name}: {row['missing']} bodies that were accepted are neither in Redis nor in the database."
+        if row["missing"] > 0
+        else f"{name}: {-row['missing']} bodies more are counted than were accepted: as purged by mistake, for example."
         for name, row in rows.items()
         if row["missing"]
     ]
@@ -320,7 +322,9 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
 def complaints(cell: Figures) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {known(waiting(cell))} bodies waiting there."]
+        return [
+            f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {known(waiting(cell))} bodies waiting there."
+        ]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 

@@ -1,4 +1,6 @@
-"""Decode dead letters again with today's decoders: valid ones are stored, the others stay, with the new reason.
+"""Decode dead letters again: valid ones are stored, the others stay.
+
+Today's decoders decode them; the others stay with the new reason.
 
 It may be interrupted at any moment, and two may run at once: nothing is lost or stored twice. A letter whose decoder
 ends its process, or uses 30 seconds of CPU, stays as it was sent.
@@ -21,6 +23,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import NoReturn
 
+from sluice import dead_letters
 from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.contrib.destinations.registry import open_elsewhere
@@ -42,11 +45,11 @@ PROGRESS_SECONDS = (0.2, 10.0)  # between two lines of progress: on a terminal, 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
-    parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
+    dead_letters.arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="change nothing; show what would happen")
     parser.epilog = (
-        "exit status: 0 if no letter is still dead; 1 if one is, or the database is unavailable; 2 if a setting or "
+        "exit status: 0 if no letter is still dead; 1 if one is, another replay has taken one, or the database is "
+        "unavailable; 2 if a setting or "
         "the condition is invalid, or there is no such stream; 130 if interrupted"
     )
 
@@ -80,7 +83,10 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         raise
     finally:
         report(total, undecodable, dry)
-    return int(total.dead > 0 or undecodable.total() > 0)
+    taken = total.seen - total.stored - total.dead
+    if taken > 0:
+        print(f"{counted(taken)} gone meanwhile: another replay has taken them, for example.")
+    return int(total.dead > 0 or undecodable.total() > 0 or taken > 0)
 
 
 def reader(stream: registry.Stream, letter: DeadLetter) -> Decoder:
@@ -168,7 +174,7 @@ def report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
         if total.reasons:
             rows = ((count, shown(reason)) for reason, count in total.reasons.most_common())
             print(screen.table(("letters", "reason"), rows, left=2))
-    elif not undecodable:
+    elif not (undecodable or total.seen):
         print("There are no dead letters that match.")
     for stream, count in undecodable.items():
         print(f"{counted(count)} of the stream {shown(stream)} unchanged: it has no decoder.")

@@ -1,7 +1,7 @@
 """Show the ledger: where the accepted bodies of each stream are.
 
 accepted = ready + claimed + stored + dead + duplicate + missing, counted in bodies; besides those that were purged and
-those whose dead letters were deleted by age. missing is 0, under any load. stored is the number that was ever stored.
+those whose dead letters were deleted. missing is 0, under any load. stored is the number that was ever stored.
 oldest is the age of the oldest body that is not yet in the database.
 With --all: the cells that store in this database, each from the figures that it published there last.
 """
@@ -71,7 +71,7 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
             )
         if row["deleted"] or row["expired"]:
             rows, bodies = row["deleted"], row["expired"]
-            print(f"{name}: deleted by age (INGEST_KEEP): {rows} rows, and the dead letters of {bodies} bodies.")
+            print(f"{name}: deleted: {rows} rows by age (INGEST_KEEP), and the dead letters of {bodies} bodies.")
 
 
 def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -> None:

@@ -279,11 +279,12 @@ class Bookkeeping(ABC, Generic[Db]):
             self.swept[""] = end
         return "" in self.swept
 
-    def delete_letters(self, letters: list[int]) -> None:
+    def delete_letters(self, letters: list[int]) -> int | None:
+        """Delete dead letters, and count the bodies that have none left; how many there were. None: not now."""
         with self.transaction() as db:
             # two that delete letters of one body at once would each see the other's, and neither would count the body
             if not self.run(db, self.ALONE)[0][0]:
-                return
+                return None
             numbers = ", ".join("?" * len(letters))
             present = f"SELECT id FROM dead_letters WHERE id IN ({numbers}) {self.SKIP_LOCKED}"
             gone = self.run(
@@ -295,6 +296,7 @@ class Bookkeeping(ABC, Generic[Db]):
                     epoch = self.run(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
                     self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
             self.fold_again(db, {batch for _, batch, _ in gone})
+        return len(gone)
 
     def expire_keys(
         self, above: bytes, before: Mapping[str, int], recent: int = 0

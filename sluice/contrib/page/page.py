@@ -35,8 +35,8 @@ SLOTS = 360
 COLUMNS = 7
 RECENT_READINGS = 5  # over which a rate is taken
 # what may become full: its column in a row of the last hour, and how many rows make a forecast, at least and at most.
-# Redis's memory can fill within minutes. The disk's free bytes go up and down with each rewrite of Redis's log, and with
-# whatever another program does for some minutes: there is no forecast without an hour
+# Redis's memory can fill within minutes. The disk's free bytes go up and down with each rewrite of Redis's log, and
+# with whatever another program does for some minutes: there is no forecast without an hour
 RUNNING_OUT = {"disk": (5, SLOTS * 5 // 6, SLOTS), "memory": (6, 3, 12)}
 PART_ROWS = 60  # whose rate is taken alone; that of a longer time is the median of its parts
 FORESEEN_HOURS = 720.0  # what becomes full later is not foreseen

@@ -64,7 +64,7 @@ function judge() {
     return ["bad", "The disk is almost full: no writes are accepted", "Clients get 503 with Retry-After until there is room. Redis keeps what waits."];
   const missing = shown.streams.filter((stream) => stream.missing);
   if (missing.length)
-    return ["bad", `${missing.map((stream) => `${stream.stream}: ${number(stream.missing)}`).join(", ")} missing`,
+    return ["bad", `${missing.map(({ stream, missing: n }) => `${stream}: ${number(Math.abs(n))}${n < 0 ? " too many" : ""}`).join(", ")}${missing.some((stream) => stream.missing > 0) ? " missing" : ""}`,
       "The ledger does not add up; bin/sluice status explains it."];
   const undecodable = shown.streams.filter((stream) => stream.ready && !stream.decoder);
   if (undecodable.length)
