@@ -20,18 +20,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.account import SHARED, Publisher, shared
 from sluice.base import counters, daemon
-from sluice.contrib.access.senders import Senders
-from sluice.contrib.destinations.outbox import Outbox
-from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD, FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
@@ -39,16 +35,16 @@ from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store.bounds import TURN_SECONDS
+from sluice.store.chores import Chore
 from sluice.store.entries import SAMPLE, Entries, Repeats, trace
 from sluice.store.expiry import Expiry, KeyExpiry
-from sluice.store.registry import check_store, open_store
+from sluice.store.registry import check_store, open_elsewhere, open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Full, NewerTables, Outcome, Unavailable
-from sluice.streams import registry
 from sluice.streams.body import WITHOUT_ROWS
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Limits, Reject
-from sluice.streams.registry import Stream
+from sluice.streams.registry import Stream, limits
 
 log = logging.getLogger("sluice.worker")
 
@@ -70,7 +66,6 @@ LEFT_SECONDS = 86400  # that keys are kept if no stream has any now
 BURST_SECONDS = 1.0  # for a chore at the end of a burst
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
-PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
 
 
 class StreamState:
@@ -82,7 +77,8 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts, self.senders, self.repeats = counts, Senders(counts), Repeats()
+        self.counts, self.repeats = counts, Repeats()
+        self.senders = [make(counts) for make in registry.hooks("senders")]
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -101,19 +97,6 @@ class StreamState:
         """bodies, seconds: that were stored, and how long it took."""
         fit = int(bodies * TURN_SECONDS / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * bodies), MAX_BODIES))
-
-
-@dataclass
-class Chore:
-    """Something that the worker does in small steps beside storing.
-
-    step: whether there may be more to do. pause: seconds until it is asked again if not.
-    """
-
-    name: str
-    step: Callable[[Store[Any]], bool]
-    pause: float
-    due: float = 0.0  # monotonic
 
 
 class Worker:
@@ -327,7 +310,8 @@ class Worker:
                 signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
                 outcome = entries.persist(self.store)
             if not outcome.again:
-                state.senders.stored(claim.stream, (who for seq, who in entries.senders.items() if seq < entries.end))
+                for count in state.senders:
+                    count.stored(claim.stream, [who for seq, who in entries.senders.items() if seq < entries.end])
             return outcome, entries.end
         except NewerTables:
             raise
@@ -414,14 +398,10 @@ def bury_first(entries: Entries, reason: str) -> None:
 
 
 def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
-    """What is to be done beside storing: fold old batches, delete old keys, rows and dead letters, publish and merge
-    the objects of rows that go elsewhere.
-    """
+    """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
     yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
-    if isinstance(elsewhere, Outbox):
-        yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
-        for name in elsewhere.streams:
-            yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
+    for more in registry.hooks("chores"):
+        yield from more(elsewhere)
     # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
     keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
     yield Chore("deleting old keys", keys.step, keys.pause())
@@ -442,12 +422,12 @@ def main(arguments: list[str]) -> int:
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
-        elsewhere = open_elsewhere(config.rows, streams)
+        elsewhere = open_elsewhere(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared, streams, config.keep, elsewhere)
     publisher = Publisher(inspector, streams, config.cell, not config.has_own_redis, config.replicas, known)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
-    worker = Worker(outlet, config.store, streams, registry.limits(config), publisher, config.keep, elsewhere)
+    worker = Worker(outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)
     faulthandler.enable()  # a decoder that ends the process is shown in the log
     faulthandler.register(signal.SIGPROF, chain=True)

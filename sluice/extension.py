@@ -1,4 +1,4 @@
-"""A user's modules, which add routes (INGEST_ROUTES), streams (INGEST_RECORDS) and views (INGEST_VIEWS)."""
+"""A user's modules, which a setting names, such as INGEST_ROUTES and INGEST_RECORDS."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ def programs(interpreter: str) -> set[str]:
     return found
 
 
+@pytest.mark.contract
 def test_ruff_and_mypy_check_every_python_program_without_a_suffix() -> None:
     expected = {name for name in programs("python") if not name.endswith(".py")}
     assert expected
@@ -45,6 +46,7 @@ def test_ruff_and_mypy_check_every_python_program_without_a_suffix() -> None:
     assert set(re.split(r",\s*", config["mypy"]["files"])) == expected | {"."}
 
 
+@pytest.mark.contract
 def test_shellcheck_checks_every_shell_script() -> None:
     line = re.search(r"^    shellcheck (.*) \|\|", (ROOT / "bin/test").read_text(), re.MULTILINE)
     assert line

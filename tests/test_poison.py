@@ -24,6 +24,8 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import sluice, status
 
+pytestmark = pytest.mark.contract
+
 LIMITS = registry.limits(settings.load({}))
 KEYS = Keys.of("items")
 # CPU_SECONDS: enough for what a worker does here, and short for a test

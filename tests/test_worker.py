@@ -1,4 +1,7 @@
-"""worker.py against a private Redis: every body is stored once, even if processes are killed or the store fails."""
+"""worker.py against a private Redis: every body is stored once, even if processes are killed or the store fails.
+
+support.worker_contract has what holds with each database.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ from sluice import settings
 from sluice.account import Publisher
 from sluice.base import times
 from sluice.base.counters import SECONDS, Counts
+from sluice.contrib.destinations import outbox
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.contrib.formats.protobuf import wrapped
 from sluice.spool.claim import Claim
@@ -60,6 +64,8 @@ from sluice.streams.record import Limits, Reject, Vote
 from sluice.streams.registry import Stream
 from support.operator_verbs import sluice
 from support.store_contract import NOON
+
+pytestmark = pytest.mark.contract
 
 poll = harness.poll
 LIMITS = registry.limits(settings.load({}))
@@ -151,15 +157,6 @@ def test_a_lone_body_is_stored_within_a_tenth_of_a_second(tmp: Path, redis: Serv
         poll(lambda: all(soon() for _ in range(10)))  # ten in a row; while the machine is busy, they may take longer
 
 
-def test_a_drain_ends_when_the_lists_are_empty(tmp: Path, redis: Server) -> None:
-    push(redis, *range(12_345))
-    done = drain(tmp)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert choices(tmp) == numbers(12_345)
-    assert claims(redis) == {}
-    assert drain(tmp).returncode == 0
-
-
 def test_a_drain_that_buries_a_body_exits_with_status_1(tmp: Path, redis: Server) -> None:
     push(redis, "a", "", "b")
     done = drain(tmp)
@@ -185,15 +182,6 @@ def test_bodies_that_would_become_gigabytes_or_take_minutes_do_not(tmp: Path, re
     assert ask(tmp, "SELECT name FROM metrics") == [("m",)]
     ((letters, size),) = ask(tmp, "SELECT count(*), sum(length(body)) FROM dead_letters")
     assert letters <= 3 and size < 3 * len(request)
-
-
-def test_a_drain_takes_over_the_claim_of_a_dead_worker(tmp: Path, redis: Server) -> None:
-    push(redis, "a", "b")
-    claim = Outlet(str(redis.socket)).claim("votes", lease=0.5)
-    assert claim
-    assert drain(tmp).returncode == 0
-    assert choices(tmp) == ["a", "b"]
-    assert ask(tmp, "SELECT claim, bodies FROM batches") == [(claim.id, 2)]
 
 
 def test_a_wrong_argument_or_setting_is_reported_in_one_line_with_status_2(tmp: Path) -> None:
@@ -627,8 +615,8 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
     rows = "deleting old rows of {}".format
     others = {
         "folding of batches": program.FOLD_SECONDS,
-        "publishing of rows": program.PUBLISH_SECONDS,
-        "merging of logs": program.TIDY_SECONDS,
+        "publishing of rows": outbox.PUBLISH_SECONDS,
+        "merging of logs": outbox.TIDY_SECONDS,
         "deleting old keys": program.LEFT_SECONDS / 50,
     }
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
@@ -1118,6 +1106,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("load", LOADS)
 def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
     stream, bodies, table, rows = LOADS[load]
@@ -1130,6 +1119,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
         assert peak(running.pid) < 100
 
 
+@pytest.mark.nightly
 def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with database(tmp / "ingest.db") as db:

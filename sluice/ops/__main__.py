@@ -66,8 +66,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
         module.arguments(own)
         own.set_defaults(run=module.run)
         return whole
-    for name, module in known.items():
-        file = ROOT / f"{module.replace('.', '/')}.py"
+    for name, target in known.items():
+        file = ROOT / f"{target.replace('.', '/')}.py"
         if file.exists():  # not the drill, in an installed package
             first = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0].rstrip(".")
             lines.add_parser(name, help=first[:1].lower() + first[1:])
@@ -85,17 +85,13 @@ def main(words: list[str]) -> int:
         print(f"sluice {version()}") if arguments.version else whole.print_help()
         return 0
 
-    from sluice.spool.errors import SPOOL_ERRORS, NotWithKafka, in_one_line
+    from sluice.spool.errors import SPOOL_ERRORS, NoSuchVerb, in_one_line
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
         return int(arguments.run(arguments, settings.load()))
-    except (settings.SettingError, NotWithKafka) as error:
+    except (settings.SettingError, registry.NotInstalled, NoSuchVerb) as error:
         return settings.complain(error)
-    except ModuleNotFoundError as error:
-        if error.name != "confluent_kafka":
-            raise
-        return settings.complain(f"INGEST_SPOOL=kafka://… needs {error.name}: bin/provision kafka installs it.")
     except SPOOL_ERRORS as error:
         screen.complain(in_one_line(error))
     except Unavailable as error:

@@ -2,7 +2,7 @@
 
 They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
 Of cells that share the database, the longest INGEST_KEEP counts.
-A partition of PostgreSQL is dropped when all of its rows are too old, so some rows stay until then.
+A partition of a table is dropped when all of its rows are too old, so some rows stay until then.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from functools import partial
 
 from sluice.base import screen
 from sluice.base.times import uptime
-from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
-from sluice.store.registry import open_store
+from sluice.store.registry import open_elsewhere, open_store
 from sluice.store.store import retried
 from sluice.streams.built_in import load_streams
 
@@ -34,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s.rows, streams))
+    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

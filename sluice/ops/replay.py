@@ -26,11 +26,10 @@ from typing import NoReturn
 from sluice import dead_letters
 from sluice.base import screen
 from sluice.base.screen import shown
-from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.entries import failed
-from sluice.store.registry import open_store
+from sluice.store.registry import open_elsewhere, open_store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter(), 0)
     undecodable: Counter[str] = Counter()
-    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s.rows, streams))
+    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s, streams))
     letters = Letters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
     if not counts:

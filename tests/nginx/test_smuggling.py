@@ -29,6 +29,8 @@ from support import generated_requests
 from support.request_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
 from support.table_of_cases import check_each_row
 
+pytestmark = pytest.mark.contract
+
 STREAMS = sorted({route.stream for route in ROUTES.values()})
 EXAMPLES = 100  # per generator and runtime
 STATUS = re.compile(rb"HTTP/[\d.]+ (\d{3}) ")  # matches no body of an answer

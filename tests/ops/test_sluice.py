@@ -34,6 +34,8 @@ from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
 
+pytestmark = pytest.mark.contract
+
 poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.
 MENDED = """
@@ -146,7 +148,7 @@ def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Ser
     drain(tmp)
     assert sluice(tmp, "expire")[:2] == (0, "INGEST_KEEP keeps everything.\n")
     env = {"INGEST_KEEP": "2h,votes=30m,dead=10m"}
-    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nspans: 0 {0}\nvotes: {1} {0}\ndead: 1 {0}\n"
+    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nvotes: {1} {0}\nspans: 0 {0}\ndead: 1 {0}\n"
     assert sluice(tmp, "expire", "--dry-run", **env)[:2] == (0, said.format("are too old", 4))
     assert sluice(tmp, "expire", **env)[:2] == (0, said.format("deleted", 3))  # SQLite keeps the last one
     code, ledger, trouble = status(tmp, **env)
@@ -324,6 +326,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
     assert ask(tmp, "SELECT count(*) FROM votes") == [(8,)]
 
 
+@pytest.mark.nightly
 def test_two_installations_with_one_name_are_noticed_until_one_gets_another(tmp: Path, redis: Server) -> None:
     store = f"sqlite:///{tmp}/ingest.db"
     (tmp / "other").mkdir()

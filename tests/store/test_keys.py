@@ -22,10 +22,11 @@ import pytest
 import worker as program
 from proving.harness import ROOT, poll, redis_server
 from proving.postgres import Postgres, postgres_server
-from sluice import parsers, settings
+from sluice import settings
 from sluice.base.counters import Histogram
 from sluice.base.daemon import Interrupted
 from sluice.contrib.access.signed import signed
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.dead_letters import Letters
 from sluice.ops.replay import decoded
@@ -43,6 +44,8 @@ from sluice.streams import registry
 from sluice.streams.built_in import load_streams, rule
 from sluice.streams.record import Limits, Record
 from support.operator_verbs import push
+
+pytestmark = pytest.mark.contract
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 
@@ -87,7 +90,7 @@ class Here:
         config = settings.load({"INGEST_UNIQUE": unique})
         orders = ORDERS._replace(rule=rule(ORDERS, *config.unique.of("orders")))
         self.streams = load_streams(config) | {"orders": orders}
-        elsewhere = open_elsewhere(parsers.rows(rows), self.streams)
+        elsewhere = open_elsewhere(parse_rows(rows), self.streams)
         self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
         self.epoch, self.next, self.repeats = epoch, 1, Repeats()

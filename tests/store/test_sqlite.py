@@ -21,6 +21,7 @@ from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Reject, Vote
 from support.store_contract import NOON, StoreTests, claim, decoded, votes
+from support.worker_contract import WorkerTests
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
 
@@ -338,3 +339,9 @@ class TestSqlite(StoreTests):
         open_store(f"sqlite:///{tmp_path}/ingest.db", STREAMS).close()
         with pytest.raises(Unavailable, match="only journal_mode=memory"):
             start_log(apsw.Connection(":memory:"), ":memory:")
+
+
+class TestWorkerWithSqlite(WorkerTests):
+    @pytest.fixture
+    def backend(self, tmp: Path) -> SqliteStore:
+        return SqliteStore(tmp)

@@ -29,6 +29,7 @@ from sluice.account import shared
 from sluice.base.counters import Histogram
 from sluice.contrib.destinations.destination import Unwritable
 from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note, tell
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
@@ -84,6 +85,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 from support import store_contract
 from sluice import parsers
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.store.registry import open_store
 def die(*given, **more):
@@ -94,7 +96,7 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-elsewhere = open_elsewhere(parsers.rows(sys.argv[2]), store_contract.STREAMS)
+elsewhere = open_elsewhere(parse_rows(sys.argv[2]), store_contract.STREAMS)
 store = open_store(sys.argv[1], store_contract.STREAMS, elsewhere=elsewhere)
 """
 
@@ -705,7 +707,7 @@ class StoreTests:
         backend.load("before_store")
         with pytest.raises(Unavailable, match="has layout 2; a worker of this version brings it up to date"):
             open_store(backend.url, STREAMS, make=False)
-        rows = parsers.rows("gps=clickhouse://u:secret@h:8123/d")
+        rows = parse_rows("gps=clickhouse://u:secret@h:8123/d")
         for _ in range(2):
             store = open_store(backend.url, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
             assert self.choices(backend) == ["a", "b", "c", "d"]
@@ -924,6 +926,7 @@ class StoreTests:
         assert poll(lambda: store.persist(*votes("a"))) == Outcome(1, 0)  # the first try may find a broken connection
         assert self.choices(backend) == ["a"]
 
+    @pytest.mark.contract
     def test_a_kill_during_a_transaction_stores_all_or_nothing(self, backend: Backend, store: Store) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"
@@ -1161,7 +1164,7 @@ class StoreTests:
     def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
         """A Parquet directory that cannot be made, beside one that can."""
         (tmp_path / "file").write_text("")
-        rows = parsers.rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
+        rows = parse_rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
         destinations = open_elsewhere(rows, STREAMS)
         with store.transaction() as db:
             note(store, db, "gps", "2026-01-01T12/a", "parquet:///elsewhere", 1, None)

@@ -29,6 +29,7 @@ from typing import Any
 from sluice.base.override import override
 from sluice.contrib.destinations.destination import Carried, Destination, Object, Rejected, Rows, Unwritable
 from sluice.store import bounds
+from sluice.store.chores import Chore
 from sluice.store.entries import trace
 from sluice.store.fill import Search
 from sluice.store.memory import FullWatch
@@ -45,7 +46,17 @@ REFUSALS = 64
 FAILING_SECONDS = 600.0  # an unexpected error may be one of the network, which its client has no name for
 DAMAGED = "#damaged"  # the end of the address in a note that is set aside
 
+PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
+
 log = logging.getLogger("sluice.outbox")
+
+
+def chores(elsewhere: Elsewhere | None) -> Iterator[Chore]:
+    """Publish what waits, and merge small objects."""
+    if isinstance(elsewhere, Outbox):
+        yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
+        for name in elsewhere.streams:
+            yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
 
 
 class Away(Unavailable):

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
+from sluice.base.counters import read_rates
 from sluice.base.files import replace
 from sluice.base.times import instant
 from sluice.contrib.page.rejections import Rejections
-from sluice.contrib.views import figures
 from sluice.dead_letters import Letters
 from sluice.ledger import Observer
 from sluice.routes import load_routes
@@ -95,8 +95,8 @@ class Page:
         reading = self.observer.look()
         now, streams = reading["time"], reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
-        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading["senders"]}
-        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}, by_key))
+        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading.get("senders", [])}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading.get("views", [])}, by_key))
         then, before, read, by_key_then = self.seen[0]
         rows, views, senders = [], [], []
         for name, row in streams.items():
@@ -104,11 +104,11 @@ class Page:
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
-        for view in reading["views"]:
-            reads, hits = figures.rates(read.get(view["path"]), view["reads"], now - then)
+        for view in reading.get("views", []):
+            reads, hits = read_rates(read.get(view["path"]), view["reads"], now - then)
             about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
             views.append(about | {"reads_rate": reads, "hits": hits})
-        for row in reading["senders"]:
+        for row in reading.get("senders", []):
             name = row["sender"]
             senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
         memory = reading["memory"]

@@ -20,9 +20,10 @@ from proving import destinations as witness
 from proving import engines, harness
 from proving.harness import ROOT
 from proving.postgres import postgres_server
-from sluice import parsers, settings
+from sluice import settings
 from sluice.contrib.destinations import destination
 from sluice.contrib.destinations.outbox import note
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -33,6 +34,8 @@ from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
 from support.store_contract import NOON, claim, decoded, outbox, today, votes
+
+pytestmark = pytest.mark.nightly
 
 KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
 each = pytest.mark.parametrize("engine", KINDS, indirect=True)
@@ -77,7 +80,7 @@ class Place(NamedTuple):
     engine: engines.Engine
 
     def connect(self, streams: Any = STREAMS) -> Store:
-        return open_store(self.ledger, streams, elsewhere=open_elsewhere(parsers.rows(self.rows), streams))
+        return open_store(self.ledger, streams, elsewhere=open_elsewhere(parse_rows(self.rows), streams))
 
     def read(self, stream: str, *columns: str) -> list[tuple]:
         """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
@@ -225,7 +228,7 @@ def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, p
     bodies = [b'{"device":"d%d","lat":1,"lon":%d}' % (n % 7, n % 90) for n in range(70)]
     store.persist(claim("gps", 40), decoded(STREAMS["gps"], bodies[:40]))
     store.persist(claim("gps", 30, first=41), decoded(STREAMS["gps"], bodies[40:], 41))
-    at = parsers.rows(place.rows).rest
+    at = parse_rows(place.rows).rest
     assert at
     parts: dict[str, list[int]] = {}
     for row in witness.consumed(at.split("/")[2], f"{at.rpartition('/')[2]}.gps"):
@@ -369,7 +372,7 @@ def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeyp
 
 @only("clickhouse")
 def test_while_the_destination_is_away_a_stream_stores_nothing_more_and_others_go_on(place: Place) -> None:
-    rows = parsers.rows(f"votes={place.rows}")
+    rows = parse_rows(f"votes={place.rows}")
     with contextlib.closing(open_store(place.ledger, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))) as store:
         store.persist(*votes("1"))
         place.engine.kill()
@@ -702,7 +705,7 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
 
 
 def test_the_setting_names_destinations_of_streams() -> None:
-    rows = parsers.rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=store")
+    rows = parse_rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=store")
     assert [rows.of(name) for name in ("metrics", "votes", "gps", "logs")] == [
         *("s3://b/c", "kafka://a:1,b:2/own?partitions=8", "clickhouse://u:p@h:8123/d", None),
     ]

@@ -39,6 +39,8 @@ from proving.harness import (
 from sluice import settings
 from sluice.contrib.page import page as program
 
+pytestmark = pytest.mark.nightly
+
 FAILED = "Failed to load resource"  # Chromium logs every response that is not 2xx
 LIVE = ROOT / "examples/live.html"
 PHONE, TABLET, DESKTOP = (360, 740), (820, 1180), (1280, 800)

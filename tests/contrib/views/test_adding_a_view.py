@@ -9,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from proving.harness import ROOT, environment
+
+pytestmark = pytest.mark.contract
 
 PAGE = (ROOT / "docs/ADDING-A-VIEW.md").read_text()
 KIND, LINE, VIEWS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
