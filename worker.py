@@ -63,6 +63,7 @@ ROOM_BYTES = 8 << 20  # with less room for one transaction, nothing is buried fo
 ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
 LEFT_SECONDS = 86400  # that keys are kept if no stream has any now
+BURST_SECONDS = 1.0  # for a chore at the end of a burst
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
 
@@ -168,6 +169,7 @@ class Worker:
                 backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
             if done:
+                self.do_each_chore()
                 break
             self.do_chores()
             if not busy:
@@ -197,11 +199,23 @@ class Worker:
             pass
 
     def do_chores(self) -> None:
-        """Do one step of the chore that is due first, if it is time and the store was available at last."""
-        began = time.monotonic()
+        """Do one step of the chore that is due first, if it is time."""
         chore = min(self.chores, key=lambda chore: chore.due)
-        if self.store is None or self.store.db is None or began < max(self.chores_at, chore.due):
-            return
+        if time.monotonic() >= max(self.chores_at, chore.due):
+            self.do_chore(chore)
+
+    def do_each_chore(self) -> None:
+        """Do each chore, for BURST_SECONDS at most: no other worker may ever do it."""
+        for chore in self.chores:
+            end = time.monotonic() + BURST_SECONDS
+            while self.do_chore(chore) and time.monotonic() < end and not self.stopping:
+                pass
+
+    def do_chore(self, chore: Chore) -> bool:
+        """Do one step of a chore, if the store was available at last; whether there may be more."""
+        began = time.monotonic()
+        if self.store is None or self.store.db is None:
+            return False
         try:
             more = chore.step(self.store)
         except NewerTables:
@@ -210,15 +224,16 @@ class Worker:
             self.log_change(chore.name, f"not done: {error}")
             now = time.monotonic()
             chore.due = now + max(chore.pause, CHORES_SHARE * (now - began))
-            return
+            return False
         except Exception as error:  # one chore must not end the worker, which stores beside it
             log.error("%s: unexpected error; will retry\n%s", chore.name, trace(error))
             chore.due = time.monotonic() + chore.pause
-            return
+            return False
         self.log_change(chore.name, None)
         now = time.monotonic()
         chore.due = now + (0 if more else chore.pause)
         self.chores_at = now + CHORES_SHARE * (now - began)
+        return more
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""

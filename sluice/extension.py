@@ -17,7 +17,7 @@ def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
         return {}
     try:
         declared = getattr(load(value), attribute, None)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingError(f"{setting}={value!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(declared, dict):
         raise SettingError(f"{setting}={value!r} is invalid: the module has no dictionary {attribute}.")

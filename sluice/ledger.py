@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, Snapshot
+from sluice.store.expiry import kept_seconds
 from sluice.store.registry import check_store, open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
@@ -60,8 +62,8 @@ class Observer:
         self.due = 0.0
 
     def ledger(self) -> Figures:
-        """Only streams: by name, as from `balance`, `decoder`: whether it has one, and as from `hindrances`;
-        trouble: a line per problem.
+        """Only streams: by name, as from `balance`, `decoder`: whether it has one, as from `hindrances`, and
+        `keys_seconds` as from `kept_seconds`; trouble: a line per problem.
         """
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
@@ -74,6 +76,10 @@ class Observer:
         }
         trouble += discrepancies(rows)
         self.hindrances(rows, processes, trouble)
+        for name, row in rows.items():
+            rule = self.streams[name].rule if name in self.streams else None
+            asked = partial(kept_seconds, stream=name, age=rule.seconds) if rule else None
+            row["keys_seconds"] = self.ask_store(asked, trouble) or None if asked and self.store else None
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
                 trouble += complaints(cell | {"late": False})  # its own state is shown above
@@ -292,6 +298,8 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
     """One line per stream whose `missing` is known and not 0."""
     return [
         f"{name}: {row['missing']} bodies that were accepted are neither in Redis nor in the database."
+        if row["missing"] > 0
+        else f"{name}: {-row['missing']} bodies more are counted than were accepted: as purged by mistake, for example."
         for name, row in rows.items()
         if row["missing"]
     ]
@@ -300,13 +308,19 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
 def complaints(cell: Figures) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {waiting(cell):,} bodies waiting there."]
+        return [
+            f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {known(waiting(cell))} bodies waiting there."
+        ]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 
-def waiting(cell: Figures) -> int:
+def known(bodies: int | None) -> str:
+    return "?" if bodies is None else f"{bodies:,}"
+
+
+def waiting(cell: Figures) -> int | None:
     ready, claimed = (sums([cell])[state] for state in ("ready", "claimed"))
-    return int(ready + claimed)
+    return None if ready is None or claimed is None else int(ready + claimed)
 
 
 def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:

@@ -14,12 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NamedTuple
 
-if TYPE_CHECKING:
-    from sluice.streams.format import Format
-
-T = TypeVar("T")
 GROUP = "sluice"  # of entry points
 CONTRIB = Path(__file__).with_name("contrib")
 
@@ -125,7 +121,8 @@ class Contribution:
 
     settings: by name. settle: "module:function" of the dictionary of all values, which it may change, before they are
         used. Raises: SettingError.
-    formats: the wire formats, in the order in which they are tried. streams: by name, "module:attribute".
+    formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
+    streams: by name, "module:attribute".
     probes: path -> what answers there beside the routes: "module:function" of an environ.
     gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
@@ -145,7 +142,7 @@ class Contribution:
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     settle: str = ""
-    formats: Sequence[Format] = ()
+    formats: Sequence[Any] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
     probes: Mapping[str, Entry] = field(default_factory=dict)
     gateway: str = ""
@@ -197,7 +194,7 @@ def of_url(kind: str, url: str) -> Any:
     return declared(kind).get(scheme) if separator else None
 
 
-def formats() -> list[Format]:
+def formats() -> list[Any]:
     return [known for each in contributions().values() for known in each.formats]
 
 

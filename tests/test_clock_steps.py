@@ -21,6 +21,8 @@ from sluice.contrib.views import contract
 from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import LEASE_SECONDS, Keys
 
+pytestmark = pytest.mark.nightly
+
 VOTES = Keys.of("votes")
 HOUR, YEAR = 3600, 365 * 86_400
 # each of them from where the one before has led; on PyPy, the programs that keep clocks are the same

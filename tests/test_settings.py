@@ -301,6 +301,7 @@ def test_a_path_too_long_for_a_socket_is_invalid(name: str) -> None:
         settings.load({name: "/" + "x" * 107})
 
 
+@pytest.mark.contract
 def test_a_program_exits_with_status_2_and_one_line(tmp_path: Path) -> None:
     code = "from sluice import settings; settings.load_or_exit()"
     env = environment(tmp_path, {"INGEST_PORT": "none"})

@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 
 from sluice import registry, settings
-from sluice.base import screen
+from sluice.base import daemon, screen
 
 ROOT = Path(__file__).parents[2]
 
 CORE = {
     verb: f"sluice.ops.{verb}"
     for verb in (
-        *("status", "tail", "peek", "dead", "replay", "bury", "release", "purge", "expire"),
+        *("status", "tail", "peek", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
         *("reload", "drain", "undrain", "backup", "restore"),
     )
 }
@@ -103,6 +103,7 @@ def main(words: list[str]) -> int:
 
 def command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
+    daemon.interrupt_on_signal()
     try:
         status = main(sys.argv[1:])
         if sys.stdout:  # it may be closed

@@ -14,7 +14,7 @@ from typing import Any
 
 from sluice import ledger
 from sluice.base import screen
-from sluice.settings import Settings
+from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_elsewhere, open_store
 from sluice.store.store import Store, retried
@@ -35,11 +35,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=number,
         help="only the body with this sequence number, as `peek` shows it",
     )
+    parser.epilog = (
+        "exit status: 0; 1 if the answer is no, or Redis or the database is unavailable; 2 if a setting is invalid, or "
+        "there is no such stream or no such body is claimed"
+    )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "bury")
     bodies, buried = sum(1 for _ in inspector.claimed(name, arguments.seq)), 0
+    if not bodies and arguments.seq:
+        raise SettingError(f"{name}: no body {arguments.seq} is claimed.")
     if not bodies:
         print(f"{screen.shown(name)}: no such body is claimed.")
         return 0

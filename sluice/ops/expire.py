@@ -12,6 +12,7 @@ import time
 from functools import partial
 
 from sluice.base import screen
+from sluice.base.times import uptime
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         if not arguments.catch_up:
             with store.transaction(read=True) as db:
                 done = store.get_horizon(db, name) or store.present(db) - age * 1_000_000
-            before = min(until, done + SLACK_SECONDS * 1_000_000)
+            believed = (store.believed() or 0) + int((uptime() - age) * 1e6)
+            before = min(until, max(done + SLACK_SECONDS * 1_000_000, believed))
         table = "dead_letters" if name == DEAD else name
         old = store.overdue(table, before)
         if not arguments.dry_run:

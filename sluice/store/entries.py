@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from sluice.base.counters import Histogram
+from sluice.base.daemon import Interrupted
 from sluice.base.override import override
 from sluice.spool.claim import Claim
 from sluice.store import bounds
@@ -127,7 +128,7 @@ class Decoded(Part):
                 if seq % SAMPLE:
                     try:
                         results = decode(item, limits)
-                    except Exception as error:
+                    except BaseException as error:
                         results = (failed(self.entries.claim.stream, item, error),)
                 if results.__class__ is tuple:  # a generator for each body would cost a tenth
                     for result in results:
@@ -151,7 +152,9 @@ class Decoded(Part):
             for result in list(results) if entries.buffered else results:
                 yielded = True
                 yield seq, received, item, result
-        except Exception as error:
+        except GeneratorExit:
+            raise
+        except BaseException as error:
             if yielded:
                 raise PartialDecode from error
             yield seq, received, item, failed(entries.claim.stream, item, error)
@@ -184,7 +187,7 @@ class Decoded(Part):
                 if content and seq % SAMPLE and item.startswith(b"{") and len(item) <= bounds.SMALL_BYTES:
                     try:
                         results = decode(item, limits)
-                    except Exception as error:
+                    except BaseException as error:
                         results = [failed(self.entries.claim.stream, item, error)]
                 if results.__class__ is tuple:  # one plain object
                     add_record(seq, received, item, results[0])
@@ -214,7 +217,7 @@ class Decoded(Part):
             if results is None:
                 results = decode(item, limits) if seq % SAMPLE else timed(decode, item, limits, entries.decoded)
             return list(results)
-        except Exception as error:
+        except BaseException as error:
             return [failed(entries.claim.stream, item, error)]
 
 
@@ -262,13 +265,18 @@ class KeysLast:
             self.keys.add(key)
 
 
-def failed(stream: str, item: bytes, error: Exception) -> Reject:
-    """The reject of an item whose decoder raised; a user's decoder may raise anything."""
+def failed(stream: str, item: bytes, error: BaseException) -> Reject:
+    """The reject of an item whose decoder raised anything: also SystemExit, or a KeyboardInterrupt of its own.
+
+    Raises: Interrupted, which the decoder did not raise.
+    """
+    if isinstance(error, Interrupted):
+        raise error
     log.error("%s: the decoder failed\n%s", stream, trace(error))
     return Reject(item, f"the decoder failed: {type(error).__name__}", True)
 
 
-def trace(error: Exception) -> str:
+def trace(error: BaseException) -> str:
     """The traceback and the type of an error, without its text, which may quote a body."""
     return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sluice import extension, registry, settings
 from sluice.parsers import DEAD
 from sluice.streams import gps, logs, metrics, votes
+from sluice.streams.guard import GUARD
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import Stream, built_in
 from sluice.streams.schema import case_conflict, stream_problem
@@ -42,6 +43,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
                 raise settings.SettingError(
                     f"{setting}: there is no stream {name!r}; there are {', '.join(sorted(known))}."
                 )
+    streams |= {name: GUARD.around(stream) for name, stream in own.items()}
     return {name: stream._replace(rule=rule(stream, *config.unique.of(name))) for name, stream in streams.items()}
 
 

@@ -19,6 +19,8 @@ from sluice.contrib.views import contract
 from sluice.settings import SCRATCH_SOCKET
 from support.access import curl, tls
 
+pytestmark = pytest.mark.contract
+
 MOST = 150 << 20  # bytes of a process
 EACH = 200 << 10  # bytes of nginx for an answer
 CONNECTIONS, STREAMS, KEYS, POINTS = 6, 128, 50, 100
@@ -128,6 +130,7 @@ def test_answers_that_nobody_reads_take_no_disk(up: Server, certificate: tuple[P
         assert max(memory(up, "nginx")) < MOST
 
 
+@pytest.mark.nightly
 def test_answers_that_nobody_reads_take_bounded_memory_and_keep_nobody_waiting(
     up: Server, certificate: tuple[Path, Path]
 ) -> None:

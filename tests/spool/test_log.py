@@ -21,6 +21,8 @@ from sluice.spool.outlet import Outlet
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits
 
+pytestmark = pytest.mark.contract
+
 SECRET = "hunter2"
 CAUSES = {
     "wrong password": "invalid username-password pair",

@@ -25,6 +25,7 @@ from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored
 from support.store_contract import NOON, StoreTests, claim, decoded, votes
+from support.worker_contract import WorkerTests
 
 
 def kind_of_column(hint: Any) -> Any:
@@ -413,3 +414,9 @@ class TestSqlite(StoreTests):
                 check_place(str(there / "below"))
         with pytest.raises(Unavailable, match="only journal_mode=memory"):
             start_log(apsw.Connection(":memory:"), ":memory:")
+
+
+class TestWorkerWithSqlite(WorkerTests):
+    @pytest.fixture
+    def backend(self, tmp: Path) -> SqliteStore:
+        return SqliteStore(tmp)

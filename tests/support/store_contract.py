@@ -938,6 +938,7 @@ class StoreTests:
         assert poll(lambda: store.persist(*votes("a"))) == Outcome(1, 0)  # the first try may find a broken connection
         assert self.choices(backend) == ["a"]
 
+    @pytest.mark.contract
     def test_a_kill_during_a_transaction_stores_all_or_nothing(self, backend: Backend, store: Store) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"

@@ -178,7 +178,7 @@ class ClickHouse(Tables):
             "SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = {table:String}",
             parameters={"table": self.stream.name},
         )
-        present = dict(found.result_rows)
+        present: dict[str, str] = {name: kind for name, kind in found.result_rows}
         for name, kind in columns.items():
             if name in present and not re.fullmatch(KINDS[plain(kind).partition("(")[0]], plain(present[name])):
                 raise Unwritable(

@@ -242,8 +242,11 @@ class Parquet(Destination):
 
     def hours(self) -> list[Path]:
         """The directories of the hours, oldest first."""
-        hours = [path for path in entries(self.published) if path.name.startswith("hour=")]
-        return sorted(path for path in hours if is_hour(path) or self.skip(path))
+        found = [path for path in entries(self.published) if path.name.startswith("hour=")]
+        for path in found:
+            if not is_hour(path):
+                self.skip(path)
+        return sorted(filter(is_hour, found))
 
     def files(self, hour: Path) -> Iterator[tuple[Path, pq.FileMetaData]]:
         """The files of an hour that are ours."""
@@ -371,7 +374,8 @@ def is_hour(path: Path) -> bool:
 
 def merged(metadata: pq.FileMetaData) -> list[str]:
     """The marks of the files that were merged into one."""
-    return (metadata.metadata or {}).get(MERGED, b"").decode().split()
+    marks: bytes = (metadata.metadata or {}).get(MERGED, b"")
+    return marks.decode().split()
 
 
 def mark(name: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from statistics import linear_regression
+from statistics import linear_regression, median
 from typing import Any, NoReturn
 
 from sluice import settings
@@ -35,8 +35,10 @@ SLOTS = 360
 COLUMNS = 7
 RECENT_READINGS = 5  # over which a rate is taken
 # what may become full: its column in a row of the last hour, and how many rows make a forecast, at least and at most.
-# Redis's memory can fill within minutes; the disk's free bytes go up and down with each rewrite of Redis's log
-RUNNING_OUT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
+# Redis's memory can fill within minutes. The disk's free bytes go up and down with each rewrite of Redis's log, and
+# with whatever another program does for some minutes: there is no forecast without an hour
+RUNNING_OUT = {"disk": (5, SLOTS * 5 // 6, SLOTS), "memory": (6, 3, 12)}
+PART_ROWS = 60  # whose rate is taken alone; that of a longer time is the median of its parts
 FORESEEN_HOURS = 720.0  # what becomes full later is not foreseen
 SHOWN_REASONS, SHOWN_LETTERS, EXCERPT_CHARACTERS = 20, 10, 160
 # per stream, copied from Observer.look()
@@ -204,7 +206,9 @@ def hours_left(rows: Sequence[Row], column: int, least: int, most: int) -> float
     known = [(row[0], row[column]) for row in list(rows)[-most:] if row[column] is not None]
     if len(known) < least:
         return None
-    rate = linear_regression(*zip(*known)).slope
+    size = len(known) // max(1, len(known) // PART_ROWS)
+    parts = [known[start : start + size] for start in range(0, len(known) - size + 1, size)]
+    rate = median(linear_regression(*zip(*part)).slope for part in parts)
     hours = known[-1][1] / -rate / 3600 if rate < 0 else FORESEEN_HOURS
     return round(hours, 2) if hours < FORESEEN_HOURS else None
 

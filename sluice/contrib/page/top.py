@@ -151,7 +151,10 @@ class Dashboard:
                 number(waits),
                 "?" if row["backlog_bytes"] is None else size(row["backlog_bytes"]) if waits else "",
                 Text(drawn(chart, self.ramp), "cyan"),
-                Text("" if old is None else screen.ago(old), "bold yellow" if (old or 0) >= OLD_SECONDS else ""),
+                Text(
+                    "?" if row["ready"] is None else "" if old is None else screen.ago(old),
+                    "bold yellow" if (old or 0) >= OLD_SECONDS else "",
+                ),
                 Text(number(row["dead"]), "yellow" if row["dead"] else ""),
                 Text(number(row["missing"]), "bold red" if row["missing"] else ""),
             )

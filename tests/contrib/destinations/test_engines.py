@@ -35,6 +35,8 @@ from support import store_contract
 from support.sender_configs import samples
 from support.store_contract import NOON, claim, decoded, outbox, today, votes
 
+pytestmark = pytest.mark.nightly
+
 KINDS = {"s3": engines.Store, "clickhouse": engines.ClickHouse, "kafka": engines.Kafka}
 each = pytest.mark.parametrize("engine", KINDS, indirect=True)
 

@@ -140,6 +140,7 @@ def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkey
 # --- What arrives as what --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @both
 def test_votes_have_the_columns_of_their_table_and_the_hour(store: Store, tmp: Path) -> None:
     body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.1239+01:00"}'
@@ -158,6 +159,7 @@ def test_votes_have_the_columns_of_their_table_and_the_hour(store: Store, tmp: P
     assert told(store, "SELECT bodies, records FROM batches") == [(2, 2)]
 
 
+@pytest.mark.contract
 @both
 def test_the_streams_have_no_tables_in_the_database(store: Store, url: str, tmp: Path) -> None:
     store.persist(*votes("a"))
@@ -191,6 +193,7 @@ def test_attributes_of_logs_are_json(store: Store, tmp: Path) -> None:
     assert json.loads(attributes) == {"disks": [{"bytes": 123456789012345678901234567890}]}
 
 
+@pytest.mark.contract
 @both
 def test_rejects_are_buried_in_the_database(store: Store, tmp: Path) -> None:
     outcome = store.persist(
@@ -211,6 +214,7 @@ class Count(Record, kw_only=True):
 COUNTS = {"counts": stream("counts", Count)}
 
 
+@pytest.mark.contract
 @both
 @pytest.mark.parametrize("group", [1, 3, 1000])
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
@@ -244,6 +248,7 @@ class Further(Gps, kw_only=True):
     floor: int | None = None
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("library", ["duckdb", "pyarrow", "polars"])
 @pytest.mark.parametrize("first", ["the older", "the newer"])
 def test_the_lines_of_the_documents_read_files_of_two_versions(library: str, first: str, url: str, tmp: Path) -> None:
@@ -267,6 +272,7 @@ def test_the_lines_of_the_documents_read_files_of_two_versions(library: str, fir
 # --- Exactly once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @both
 def test_a_claim_that_comes_again_is_stored_once(store: Store, tmp: Path) -> None:
     store.persist(*votes("a", "b"))
@@ -293,6 +299,7 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
     assert (len(staged(tmp)), len(files(tmp))) == (0, 1)
 
 
+@pytest.mark.contract
 @both
 def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
     @again
@@ -331,6 +338,7 @@ def killed(url: str, tmp: Path, program: str) -> None:
     store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("moment", MOMENTS)
 @both
 def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> None:
@@ -348,6 +356,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
         assert told(store, "SELECT * FROM batches_objects") == []
 
 
+@pytest.mark.contract
 def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp: Path) -> None:
     """Also that of a cell which shares the database, and has a directory of its own."""
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
@@ -365,6 +374,7 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
         assert store.ledger("votes").bodies == 3
 
 
+@pytest.mark.contract
 def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(f"sqlite:///{tmp}/other.db", tmp)) as other:
@@ -376,6 +386,7 @@ def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: 
     assert choices(tmp) == ["a", "b", "c"] and not staged(tmp)
 
 
+@pytest.mark.contract
 def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as theirs:
@@ -562,6 +573,7 @@ def test_what_other_programs_put_there_is_named_once_and_stays(
     assert len(said) == 4 and all("is not ours" in line for line in said)
 
 
+@pytest.mark.contract
 @both
 def test_rows_whose_commit_was_not_answered_are_published_before_the_next_ones(
     store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
@@ -591,6 +603,7 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
     assert choices(tmp) == ["a"]
 
 
+@pytest.mark.contract
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a'))")
@@ -606,6 +619,7 @@ def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url:
     assert choices(tmp) == ["a"]
 
 
+@pytest.mark.contract
 @both
 def test_dead_letters_are_replayed_into_the_destination(store: Store, tmp: Path) -> None:
     store.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
@@ -641,6 +655,7 @@ def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
     assert [path.name for path in (tmp / "rows/.staged/votes").iterdir() if path.name[0] != "."] == []
 
 
+@pytest.mark.contract
 def test_a_worker_that_merges_long_rows_takes_bounded_memory(tmp: Path) -> None:
     env = {"INGEST_ROWS": f"logs=parquet://{tmp}/rows"}
     rows = open_elsewhere(settings.load(env).rows, STREAMS)
@@ -694,6 +709,7 @@ def test_a_large_file_is_not_merged(store: Store, tmp: Path, monkeypatch: pytest
     assert tidied(store) == 0 and len(files(tmp)) == 3
 
 
+@pytest.mark.contract
 def test_an_object_with_a_note_is_not_merged(url: str, tmp: Path) -> None:
     killed(url, tmp, "die_after(parquet.Parquet, 'publish'); store.persist(*store_contract.votes('a'))")
     with contextlib.closing(connected(url, tmp)) as store:
@@ -743,6 +759,7 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: 
     assert not wrong and merges >= 100 and len(choices(tmp)) == 301
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "moment", ["parquet.exchange = die", "die_after(parquet, 'exchange')", "parquet.os.link = die"]
 )
@@ -798,6 +815,7 @@ def test_files_whose_columns_have_other_types_stay_apart(url: str, tmp: Path) ->
 # --- Deletion by age -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @both
 def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -> None:
     stored(store, 3)
@@ -874,6 +892,7 @@ def test_built_in_views_follow_only_tables_and_an_own_view_of_other_rows_is_refu
         views.load(settings.load({"INGEST_ROWS": "gps=parquet:///a", "INGEST_VIEWS": str(module)}))
 
 
+@pytest.mark.contract
 def test_a_worker_stores_one_stream_there_and_the_other_in_its_table(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as server:
         env = environment(tmp, {"INGEST_SPOOL": server.socket, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"})

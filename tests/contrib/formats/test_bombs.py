@@ -621,6 +621,7 @@ def decoded(stream: str, sent: bytes) -> tuple[int, int]:
     return written, letters
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_body_becomes_a_small_multiple_of_itself(name: str) -> None:
     stream, sent, size = item(name, BODY)
@@ -648,6 +649,7 @@ def calls(decode: Iterator[Any]) -> int:
     return counts["call"] + counts["c_call"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BOMBS)
 def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
     limits = LIMITS._replace(records=1 << 30)

@@ -48,6 +48,9 @@ from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 from support.store_contract import StoreTests, again, patiently, votes
+from support.worker_contract import WorkerTests
+
+pytestmark = pytest.mark.contract
 
 MOST = registry.limits(settings.load({}))
 SECRET = "s3cr3t/with@all:of?it%#"
@@ -1017,3 +1020,9 @@ def test_every_body_is_stored_once_whichever_process_is_killed():
         assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]
         said = (tmp / "worker.out").read_text()
         assert "the database is unavailable" in said and "Traceback" not in said and "psycopg" not in said
+
+
+class TestWorkerWithPostgres(WorkerTests):
+    @pytest.fixture
+    def backend(self, pg: Postgres) -> PostgresStore:
+        return PostgresStore(pg)

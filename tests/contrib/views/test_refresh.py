@@ -27,6 +27,8 @@ from sluice.store.registry import open_store
 from sluice.streams.record import Vote
 from support.views_site import Site, site
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture
 def client(tmp: Path) -> Iterator[redis.Redis]:
