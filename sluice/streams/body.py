@@ -144,7 +144,7 @@ def is_json(text: bytes) -> bool:
     return True
 
 
-def written(pairs: Mapping[str, object], *texts: object) -> int:
+def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
     """The bytes that a row takes for what it inherits: as JSON, where a control character takes six.
 
     So many pairs as no sender has also count as what each row's own dictionary takes of memory.

@@ -21,10 +21,10 @@ from sluice.streams import multipart
 from sluice.streams.body import INVALID_COST, NOT_JSON, WITHOUT_ROWS, Budget, Empty, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
-from sluice.streams.mended import mended
+from sluice.streams.json_repair import repair_json
 from sluice.streams.message import Message, named_object, parse
 from sluice.streams.record import Invalid, Limits, Record, Reject
-from sluice.streams.times import END, SECOND, known
+from sluice.streams.times import END, SECOND, nanoseconds_of
 
 Result = Record | Reject
 # What decodes a part of a body. Raises any exception, before it yields
@@ -90,7 +90,7 @@ class Decoder:
         body = message.body if message else item
         if message or body.startswith((GZIP, ZSTD)):
             body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
-        if mend and not 0 < len(body := mended(body)) <= limits.inflated:
+        if mend and not 0 < len(body := repair_json(body)) <= limits.inflated:
             raise Invalid(mend)
         budget = Budget(limits, len(body))
         head = b""
@@ -175,7 +175,7 @@ class JsonDecoder(Decoder):
                     made = read_record(item)
                     time = made.time
                     if time is not None:  # the usual unit without the call
-                        made.time = time * SECOND if 0 < time < END else known(time)
+                        made.time = time * SECOND if 0 < time < END else nanoseconds_of(time)
                 except Exception:
                     return decode(item, limits) if item.startswith(b"{") else named(direct, item, limits)
                 return (made,) if item.find(NUL) < 0 else slow(item, limits)
@@ -323,12 +323,12 @@ def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alon
         if b"\n" not in body:
             if not (objects := bodies.together(body, budget)):
                 raise
-            return each(objects, lambda part: alone(part, message, budget))
+            return decode_parts(objects, lambda part: alone(part, message, budget))
         if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
             bodies.check_json(next(bodies.lines(body, budget)))
         return walk_rows(body, message, budget, value, alone)
     if body.startswith(b"["):
-        return each(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
+        return decode_parts(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
     return value(body, message, budget)
 
 
@@ -341,7 +341,7 @@ def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part,
         bodies.check_json(row)
         return value(row, message, budget)
 
-    return each(bodies.rows(body, budget), decode)
+    return decode_parts(bodies.rows(body, budget), decode)
 
 
 def fields_of(wire: type, type_info: type) -> list[str]:
@@ -365,7 +365,7 @@ def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequ
     return fields if any(name in fields for name in names) else {}
 
 
-def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
+def decode_parts(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
     """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
 
     head, end: what makes a body of a part; of an array `end` begins with the bracket.
@@ -380,8 +380,8 @@ def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes =
             empty.count()
         except Exception as error:  # any exception of a user's record type
             reason = bodies.reason(error)
-            if reason.startswith(NOT_JSON) and (better := mended(part)):
-                for result in each((better,), decode, head, end):
+            if reason.startswith(NOT_JSON) and (better := repair_json(part)):
+                for result in decode_parts((better,), decode, head, end):
                     if isinstance(result, Reject) and result.part == head + better + end:
                         result = Reject(head + part + end, result.reason)  # with what was sent
                     yield result

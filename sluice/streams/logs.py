@@ -19,7 +19,7 @@ from sluice.streams.format import ENVELOPES
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, Record
-from sluice.streams.times import SECOND, Time, known
+from sluice.streams.times import SECOND, Time, nanoseconds_of
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
 # Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash; then, each from its own documentation,
@@ -118,7 +118,7 @@ def moment(attributes: dict[str, Any]) -> int | None:
                     break
             time = sent if isinstance(sent, int) else zoned(sent)
         else:
-            time = known(scalar(sent))
+            time = nanoseconds_of(scalar(sent))
         if time is not None or sent == "":
             del attributes[name]
         if time is not None:
@@ -135,16 +135,16 @@ def zoned(sent: dict[str, Any]) -> int | None:
     if not isinstance(date, str) or not isinstance(zone, str):
         return None
     if zone.startswith(("+", "-")):
-        return known(date + zone)
+        return nanoseconds_of(date + zone)
     try:
-        return known(datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(zone)).isoformat())
+        return nanoseconds_of(datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(zone)).isoformat())
     except (ValueError, KeyError, OSError):  # no date; no zone; a directory of zones
         return None
 
 
 def joined(seconds: object, rest: object) -> int | None:
     """The nanoseconds of a time in two parts. None: it is not understood."""
-    whole, more = known(scalar(seconds)), scalar(rest)
+    whole, more = nanoseconds_of(scalar(seconds)), scalar(rest)
     return whole + more if whole and type(more) is int and 0 <= more < SECOND else None
 
 
@@ -234,7 +234,11 @@ def framed(line: str) -> Log | None:
     stored, sent = level(int(priority) & 7)
     service = app if app != "-" else None
     return Log(
-        time=known(time), level=stored, service=service, message=message, attributes={**attributes, "level": sent}
+        time=nanoseconds_of(time),
+        level=stored,
+        service=service,
+        message=message,
+        attributes={**attributes, "level": sent},
     )
 
 

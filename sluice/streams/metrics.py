@@ -15,7 +15,7 @@ from sluice.streams.decoder import JsonDecoder, Result, check_text, load, typed_
 from sluice.streams.lenient import reader, texts
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record, Text
-from sluice.streams.times import Time, known
+from sluice.streams.times import Time, nanoseconds_of
 
 Value = float | int | str | bool
 
@@ -46,7 +46,7 @@ def build(wire: Plain) -> Metric:
         if kind == "string" and (name := NOT_FINITE.get(str(value))):
             value, field = name, state(field)
     return Metric(
-        time=known(wire.time, wire.ts, wire.timestamp),
+        time=nanoseconds_of(wire.time, wire.ts, wire.timestamp),
         name=wire.name,
         tags=wire.tags or wire.labels or {},
         field=field,

@@ -16,7 +16,7 @@ from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Reject
-from sluice.streams.times import known, nanoseconds
+from sluice.streams.times import nanoseconds, nanoseconds_of
 
 
 class Event(msgspec.Struct):
@@ -37,7 +37,7 @@ class EventDecoder(JsonDecoder):
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         results = super().contents(body, message, budget)
-        time = known(message.field("ce-time")) if message else None
+        time = nanoseconds_of(message.field("ce-time")) if message else None
         return results if time is None else (at(result, time) for result in results)
 
     @override

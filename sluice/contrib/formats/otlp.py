@@ -20,7 +20,7 @@ from sluice.contrib.formats import protobuf
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient, renamed
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Refused, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, Result, each
+from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, finite
@@ -219,7 +219,7 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
     except Invalid:
         if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
             raise
-        return each(bodies.lines(body, budget), checked)
+        return decode_parts(bodies.lines(body, budget), checked)
 
 
 def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
@@ -313,7 +313,7 @@ def innermost(
 
 
 def sized(context: Context) -> Context:
-    return context._replace(size=bodies.written(context.tags, context.name, context.service))
+    return context._replace(size=bodies.encoded_size(context.tags, context.name, context.service))
 
 
 def parse(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:
