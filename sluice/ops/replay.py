@@ -18,12 +18,12 @@ from sluice.base.screen import shown
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
-from sluice.store.entries import failed
+from sluice.store.decoding import failed
 from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
-from sluice.streams.record import Limits, Record, Reject
+from sluice.streams.record import Decoded, Limits
 
 CHUNK_LETTERS = 200  # per transaction: no worker can write while it runs
 PROGRESS_SECONDS = (0.2, 10.0)  # between two lines of progress: on a terminal, and elsewhere
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     progress = Progress(sum(count for _, _, count in counts) - undecodable.total())
     try:
         limits = registry.limits(s)
-        decode = partial(decoded, streams, limits)
+        decode = partial(decode_letter, streams, limits)
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
             while some:
                 done = store.replay(some, decode, dry, limits)
@@ -71,14 +71,13 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return int(total.dead > 0 or undecodable.total() > 0)
 
 
-def decoded(streams: dict[str, registry.Stream], limits: Limits, letter: DeadLetter) -> list[Record | Reject]:
-    """A list, because a decoder may raise after its first records."""
+def decode_letter(streams: dict[str, registry.Stream], limits: Limits, letter: DeadLetter) -> Decoded:
     stream = streams[letter.stream]
-    read = stream.decode if letter.whole else stream.part or stream.decode
+    decode = stream.decode if letter.whole else stream.part or stream.decode
     try:
-        return list(read(letter.body, limits))
+        return decode(letter.body, limits)
     except Exception as error:
-        return [failed(letter.stream, letter.body, error)]
+        return failed(letter.stream, letter.body, error)
 
 
 class Progress:

@@ -18,7 +18,9 @@ from sluice.streams.unique import Rule
 def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:
     formats = [known for known in FORMATS if known.stream == name]
     decode = decoder(wire, build, formats).fast_path(record if record in (Gps, Vote) else None)
-    return Stream(name, record, decode, content=record is not Vote)  # two voters may say the same in the same second
+    precision = "ns" if record is Metric else "ms"
+    content = record is not Vote  # two voters may say the same in the same second
+    return Stream(name, record, decode, precision=precision, content=content)
 
 
 class Unbounded(JsonDecoder):

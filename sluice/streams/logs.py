@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -259,25 +259,24 @@ class LogsDecoder(JsonDecoder):
         return loose(part)
 
     @override
-    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if not OBJECTS.match(body) and not bodies.is_json(body):  # a line may begin as JSON does: `[warn] disk full`
             return self.text(body, message, budget)
         return super().json(body, message, budget)
 
     @override
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if b"\n" in body:
-            yield from walk_rows(body, message, budget, self.value, self.contents)
-        elif bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
-            yield self.form(bodies.form(body, budget.limits), message, budget)
-        elif form := typed_form(body, message, budget, MESSAGES):
-            yield self.form(form, message, budget)
-        elif body.startswith(EVENT) and bodies.is_json(event := body.removeprefix(b"data:").strip()):
-            yield from self.json(event, message, budget)
-        elif len(body) > budget.limits.record:
+            return walk_rows(body, message, budget, self.value, self.contents)
+        if bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
+            return (self.form(bodies.form(body, budget.limits), message, budget),)
+        if form := typed_form(body, message, budget, MESSAGES):
+            return (self.form(form, message, budget),)
+        if body.startswith(EVENT) and bodies.is_json(event := body.removeprefix(b"data:").strip()):
+            return self.json(event, message, budget)
+        if len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")
-        elif b"\0" in body:
+        if b"\0" in body:
             raise Invalid("text with a NUL")
-        else:
-            line = body.decode()
-            yield (framed(line) if line[:1].isdigit() else None) or Log(message=line)
+        line = body.decode()
+        return ((framed(line) if line[:1].isdigit() else None) or Log(message=line),)

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sluice.contrib.formats.cloudevents import EventDecoder
 from sluice.settings import BATCH, Settings
 from sluice.streams import custom
 from sluice.streams.lines import LineDecoder
-from sluice.streams.record import Limits, Record, Reject
+from sluice.streams.record import Decoded, Limits, Record
 from sluice.streams.unique import Rule
 
-# The number of records in a body (docs/DECISIONS.md: A body has a budget)
-BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
-MIN_RECORDS = 100_000
+Decode = Callable[[bytes, Limits], Decoded]
 
 
 class Stream(NamedTuple):
     """A stream: its name, its record type and its decoder.
 
     record: the type of all its records; the fields are the columns, `time` first.
-    decode: `decode(item, limits)` yields the records of a list item, which is a body or a kept HTTP message, and a
-        Reject for each part that cannot be stored. If nothing can be stored, it yields exactly one Reject with `whole`.
-        It never raises.
+    decode: `decode(item, limits)` returns what is `Decoded` of a list item, which is a body or a kept HTTP message,
+        with a Reject for each part that cannot be stored. If nothing can be, it is exactly one Reject with `whole`. It
+        never raises, and depends on nothing but its arguments.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
+    precision: "ms", or "ns" for times to the nanosecond.
     content, unique: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
     record: type[Record]
-    decode: Callable[[bytes, Limits], Iterable[Record | Reject]]
-    part: Callable[[bytes, Limits], Iterable[Record | Reject]] | None = None
+    decode: Decode
+    part: Decode | None = None
+    precision: str = "ms"
     content: bool = False
     unique: tuple[str, ...] | None = None
     rule: Rule | None = None
@@ -67,5 +67,4 @@ def stream(
 
 def limits(config: Settings) -> Limits:
     """The limits of one body."""
-    inflated = BATCH * config.max_body
-    return Limits(inflated, max(MIN_RECORDS, inflated // BYTES_PER_RECORD))
+    return Limits(BATCH * config.max_body)

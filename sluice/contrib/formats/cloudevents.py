@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from sluice.base.override import override
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Reject
@@ -59,6 +59,6 @@ class EventDecoder(JsonDecoder):
 
 def at(result: Result, time: int) -> Result:
     """A record with this time, unless it has its own."""
-    if isinstance(result, Reject) or result.time is not None:
+    if isinstance(result, (Reject, Empty)) or result.time is not None:
         return result
     return msgspec.structs.replace(result, time=time)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sluice.routes import MSGPACK
-from sluice.streams.body import Budget, Remainder
+from sluice.streams.body import BRACKETS, Budget, Remainder
 from sluice.streams.decoder import Result, check_text, decode_parts
 from sluice.streams.logs import build, scalar
 from sluice.streams.message import Message
@@ -73,7 +73,7 @@ def end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:
         at += 1
         missing -= 1
         count += 1
-        budget.left -= not count % 4  # as four brackets of JSON
+        budget.left -= not count % BRACKETS
         if kind < 0x80 or kind >= 0xE0:
             continue
         if kind < 0xA0:

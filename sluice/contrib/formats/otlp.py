@@ -27,6 +27,7 @@ from sluice.streams.record import INT64, Invalid, Record, finite
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
+FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
 MOST_TOGETHER = 5_000  # rows that are made at once: some megabytes
 
 
@@ -79,7 +80,7 @@ class Protobuf:
         """
         own, at = [], 0
         for count, field in enumerate(protobuf.fields(data)):
-            if count >= budget.limits.records:
+            if count >= FIELDS_PER_RECORD * budget.limits.records:
                 raise Invalid(f"not OTLP: a message with more than {count} fields")
             if field.number in node.numbers:
                 own.append(data[at : field.start])
