@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sluice.contrib.access.signed import signed
     from sluice.http.routes import NO_CONTENT, OK, Reply, Route, reply
-    from sluice.streams.record import Limits, Record, Reject
+    from sluice.streams.record import Decoded, Limits, Record, Reject
     from sluice.streams.registry import Stream, stream
     from sluice.streams.times import nanoseconds
 
 __all__ = [
-    "NO_CONTENT", "OK", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply", "signed",
-    "stream",
+    "NO_CONTENT", "OK", "Decoded", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply",
+    "signed", "stream",
 ]  # fmt: skip
 _EXPORTS = {
     "http.routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
-    "streams.record": ("Limits", "Record", "Reject"),
+    "streams.record": ("Decoded", "Limits", "Record", "Reject"),
     "streams.registry": ("Stream", "stream"),
     "streams.signature": ("signed",),
     "streams.times": ("nanoseconds",),

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from sluice.store.entries import Entries
 
 from proving.harness import poll
 from proving.postgres import Postgres, postgres_server
@@ -18,7 +19,6 @@ from sluice.contrib.postgres import partitions
 from sluice.contrib.postgres.session import connect
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
-from sluice.store.entries import Entries
 from sluice.store.registry import open_store
 from sluice.store.types import Entry, Unavailable
 from sluice.streams.built_in import STREAMS
