@@ -21,8 +21,8 @@ _settings = settings.load_or_exit()
 
 wsgi_app = "ingest:app"
 loglevel = "debug" if _settings.log.debug else "info"
-_kafka = _settings.has_kafka and "sluice.contrib.views.serve:app" not in sys.argv  # the reader commits nothing
-worker_class = "sluice.contrib.kafka.lane.KafkaLane" if _kafka else "sluice.fastlane.loop.FastLane"
+_spool = _settings.spooling if sys.argv[-1] == wsgi_app or ":" not in sys.argv[-1] else None  # others commit nothing
+worker_class = (_spool and _spool.lane) or "sluice.fastlane.loop.FastLane"
 workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
 umask = 0o077  # only this user may connect to the sockets

@@ -17,7 +17,7 @@ from sluice.http.replies import Rejected
 from sluice.http.request import OwnAnswer
 from sluice.http.routes import OK, Reply
 from sluice.http.tell import Teller
-from sluice.routes import load_routes, load_signed
+from sluice.routes import load_routes
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Group
 
@@ -131,7 +131,7 @@ def tick() -> None:
 ROUTES = load_routes(SETTINGS.routes)
 ENDPOINTS = Endpoints(ROUTES, counts.counter, SETTINGS.max_body, SETTINGS.max_batch)
 PLAIN = ENDPOINTS.plain
-for at, known in load_signed(ROUTES).items():
+for at, known in signature.load_signed(ROUTES).items():
     PLAIN[at].read, PLAIN[at].keep_head = signature.reading(*known), True
 PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ready": influx.READY, "/ping": influx.PING}
 FIELDS = request.FIELDS | signature.FIELDS

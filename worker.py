@@ -21,18 +21,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.account import SHARED, Publisher, shared
 from sluice.base import counters, daemon
-from sluice.contrib.access.senders import Senders
-from sluice.contrib.destinations.outbox import Outbox
-from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.parsers import DEAD, FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
@@ -40,15 +36,15 @@ from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
 from sluice.store import bounds
+from sluice.store.chores import Chore
 from sluice.store.decoding import SAMPLE, Group, decode_claim, trace
 from sluice.store.expiry import Expiry, KeyExpiry
-from sluice.store.registry import check_store, open_store
+from sluice.store.registry import check_store, open_elsewhere, open_store
 from sluice.store.store import Elsewhere, Store, senders
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
-from sluice.streams import registry
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Limits, Reject
-from sluice.streams.registry import Stream
+from sluice.streams.registry import Stream, limits
 
 log = logging.getLogger("sluice.worker")
 
@@ -67,9 +63,9 @@ ROOM_BYTES = 8 << 20  # with less room for one transaction, nothing is buried fo
 ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
 LEFT_SECONDS = 86400  # that keys are kept if no stream has any now
+BURST_SECONDS = 1.0  # for a chore at the end of a burst
 CHORES_SHARE = 10  # chores take at most 1/10 of the time
 FOLD_SECONDS = 10.0  # between two looks for old batches
-PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
 
 
 class StreamState:
@@ -81,7 +77,8 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts, self.senders = counts, Senders(counts)
+        self.counts = counts
+        self.senders = [make(counts) for make in registry.hooks("senders")]
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -100,19 +97,6 @@ class StreamState:
         """bodies, seconds: that were stored, and how long it took."""
         fit = int(bodies * bounds.TURN_SECONDS / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * bodies), MAX_BODIES))
-
-
-@dataclass
-class Chore:
-    """Something that the worker does in small steps beside storing.
-
-    step: whether there may be more to do. pause: seconds until it is asked again if not.
-    """
-
-    name: str
-    step: Callable[[Store[Any]], bool]
-    pause: float
-    due: float = 0.0  # monotonic
 
 
 class Worker:
@@ -185,6 +169,7 @@ class Worker:
                 backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
             if done:
+                self.do_each_chore()
                 break
             self.do_chores()
             if not busy:
@@ -214,11 +199,23 @@ class Worker:
             pass
 
     def do_chores(self) -> None:
-        """Do one step of the chore that is due first, if it is time and the store was available at last."""
-        began = time.monotonic()
+        """Do one step of the chore that is due first, if it is time."""
         chore = min(self.chores, key=lambda chore: chore.due)
-        if self.store is None or self.store.db is None or began < max(self.chores_at, chore.due):
-            return
+        if time.monotonic() >= max(self.chores_at, chore.due):
+            self.do_chore(chore)
+
+    def do_each_chore(self) -> None:
+        """Do each chore, for BURST_SECONDS at most: no other worker may ever do it."""
+        for chore in self.chores:
+            end = time.monotonic() + BURST_SECONDS
+            while self.do_chore(chore) and time.monotonic() < end and not self.stopping:
+                pass
+
+    def do_chore(self, chore: Chore) -> bool:
+        """Do one step of a chore, if the store was available at last; whether there may be more."""
+        began = time.monotonic()
+        if self.store is None or self.store.db is None:
+            return False
         try:
             more = chore.step(self.store)
         except NewerTables:
@@ -227,15 +224,16 @@ class Worker:
             self.log_change(chore.name, f"not done: {error}")
             now = time.monotonic()
             chore.due = now + max(chore.pause, CHORES_SHARE * (now - began))
-            return
+            return False
         except Exception as error:  # one chore must not end the worker, which stores beside it
             log.error("%s: unexpected error; will retry\n%s", chore.name, trace(error))
             chore.due = time.monotonic() + chore.pause
-            return
+            return False
         self.log_change(chore.name, None)
         now = time.monotonic()
         chore.due = now + (0 if more else chore.pause)
         self.chores_at = now + CHORES_SHARE * (now - began)
+        return more
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""
@@ -311,7 +309,8 @@ class Worker:
                 group = self.decode(state, claim, items, 0.0 if alone else bounds.TURN_SECONDS, reason or "")
                 outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
             if not outcome.again:
-                state.senders.stored(claim.stream, senders(group.bodies).values())
+                for count in state.senders:
+                    count.stored(claim.stream, senders(group.bodies).values())
             for kind, n in group.without_rows.items():
                 state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
             return outcome, group.end
@@ -399,14 +398,10 @@ class Worker:
 
 
 def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
-    """What is to be done beside storing: fold old batches, delete old keys, rows and dead letters, publish and merge
-    the objects of rows that go elsewhere.
-    """
+    """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
     yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
-    if isinstance(elsewhere, Outbox):
-        yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
-        for name in elsewhere.streams:
-            yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
+    for more in registry.hooks("chores"):
+        yield from more(elsewhere)
     # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
     keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
     yield Chore("deleting old keys", keys.step, keys.pause())
@@ -427,12 +422,12 @@ def main(arguments: list[str]) -> int:
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
-        elsewhere = open_elsewhere(config.rows, streams)
+        elsewhere = open_elsewhere(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared, streams, config.keep, elsewhere)
     publisher = Publisher(inspector, streams, config.cell, not config.has_own_redis, config.replicas, known)
     outlet = open_outlet(config.spool, config.figures, config.replicas)
-    worker = Worker(outlet, config.store, streams, registry.limits(config), publisher, config.keep, elsewhere)
+    worker = Worker(outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)
     faulthandler.enable()  # a decoder that ends the process is shown in the log
     faulthandler.register(signal.SIGPROF, chain=True)

@@ -52,6 +52,6 @@ def line(name: str, fault: Fault) -> str:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     """Run the drill; returns the exit status."""
-    if s.has_kafka:
+    if s.spool.startswith("kafka://"):
         raise SettingError("the drill starts Kafka itself, with --cells 3 --spool kafka: unset INGEST_SPOOL.")
     return conduct.run(arguments, s)

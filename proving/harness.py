@@ -27,7 +27,7 @@ import apsw
 from sluice import settings
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 
 T = TypeVar("T")
 PORTS = range(20_000, 32_768)  # Linux takes those of outgoing connections from 32,768 on
@@ -243,7 +243,7 @@ def redis_server(tmp: Path, **config: object) -> contextlib.AbstractContextManag
 
 def views_redis(tmp: Path, **config: object) -> contextlib.AbstractContextManager[Server]:
     """redis-server with deploy/redis/views.conf, on `tmp`/run/views.sock. config: as above."""
-    return _redis(tmp, "views", tmp / VIEWS_SOCKET, config)
+    return _redis(tmp, "views", tmp / SCRATCH_SOCKET, config)
 
 
 @contextlib.contextmanager

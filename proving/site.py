@@ -28,7 +28,7 @@ from sluice.contrib.views.contract import crowded, fingerprint
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import Keys
 from sluice.spool.errors import SPOOL_ERRORS
 from sluice.store.types import Unavailable
@@ -82,7 +82,7 @@ class Site:
             self.store = DESTINATIONS[rows.partition(":")[0]](store, rows, environ)
         self.redis = connect.client(self.settings.spool, 30)
         self.lists = [self.redis]
-        self.views_redis = connect.client(str(self.home / VIEWS_SOCKET), 30)
+        self.views_redis = connect.client(str(self.home / SCRATCH_SOCKET), 30)
         self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
         self.logs = private and self.settings.keep.of("logs") is not None  # the drill posts logs, deleted by age
         # to which the drill posts
@@ -293,7 +293,7 @@ def running(home: Path, header: str, with_views: bool) -> Site:
     unix_socket = re.search(r'^unixsocket "(.*)"', spool, re.M)
     assert listen and unix_socket
     environ = {**os.environ, "INGEST_HOME": str(home), "INGEST_PORT": listen[1], "INGEST_SPOOL": unix_socket[1]}
-    if not with_views or not (home / VIEWS_SOCKET).exists():
+    if not with_views or not (home / SCRATCH_SOCKET).exists():
         environ["INGEST_VIEWS"] = "off"
     site = Site(environ, private=False, tls=bool(listen[2]), header=header)
     try:

@@ -39,6 +39,7 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
     """Where the accepted bodies of a stream are: THE sum, whose terms stand in the order of a body's way.
 
     accepted = ready + claimed + stored + dead + duplicate + expired + purged; `missing` is what it leaves, and is 0.
+    Below 0, more bodies are counted than were accepted.
 
     An unknown figure is None. All but these are bodies:
     deleted: rows deleted by age, of all cells
@@ -59,7 +60,7 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
         expired, deleted = ledger.expired, ledger.deleted
     terms = ready, claimed, stored, dead, duplicate, expired, purged
     if accepted is not None and ledger:
-        missing = max(0, accepted - sum(bodies or 0 for bodies in terms))
+        missing = accepted - sum(bodies or 0 for bodies in terms)
     return {
         "accepted": accepted, "ready": ready, "claimed": claimed, "stored": stored, "dead": dead,
         "duplicate": duplicate, "missing": missing, "purged": purged, "expired": expired, "deleted": deleted,
@@ -91,8 +92,14 @@ def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> F
 def sums(cells: Iterable[Figures]) -> Figures:
     """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
     rows = [row for cell in cells for row in cell["streams"]]
-    total: Figures = {state: sum(row.get(state) or 0 for row in rows) for state in STATES}
+    total: Figures = {state: added(row.get(state, 0) for row in rows) for state in STATES}
     return total | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
+
+
+def added(figures: Iterable[int | None]) -> int | None:
+    """A sum; None if a figure is unknown."""
+    known = list(figures)
+    return None if None in known else sum(filter(None, known))
 
 
 class Publisher:

@@ -1,13 +1,24 @@
-"""The dead letters that an operator asks for. `dead` lists them, `replay` decodes them again, the page shows some."""
+"""Dead letters, as an operator asks for them: `dead` lists, `replay` decodes again, `discard` deletes them."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from sluice.settings import SettingError
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of a verb for dead letters."""
+    # SUPPRESS: one that is not given must not hide --stream
+    parser.add_argument(
+        "stream", metavar="STREAM", nargs="?", default=argparse.SUPPRESS, help="only letters of this stream"
+    )
+    parser.add_argument("--stream", metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
 
 
 class Letters:

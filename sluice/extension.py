@@ -1,4 +1,4 @@
-"""A user's modules, which add routes (INGEST_ROUTES), streams (INGEST_RECORDS) and views (INGEST_VIEWS)."""
+"""A user's modules, which a setting names, such as INGEST_ROUTES and INGEST_RECORDS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
         return {}
     try:
         declared = getattr(load(value), attribute, None)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingError(f"{setting}={value!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(declared, dict):
         raise SettingError(f"{setting}={value!r} is invalid: the module has no dictionary {attribute}.")

@@ -1,7 +1,7 @@
 """The observer: the ledger and all other figures of a cell, as plain data.
 
-A figure comes from Redis, from the database, from the views' Redis, or from the counters that the processes keep in
-Redis. `sluice status`, `top` and `metrics`, the status page and /status/metrics show these figures.
+A figure comes from Redis, from the database, from the counters that the processes keep in Redis, or
+from a contribution. `sluice status` and contributions show them.
 """
 
 from __future__ import annotations
@@ -9,27 +9,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError
-
-from sluice import settings
+from sluice import registry, settings
 from sluice.account import LATE_INTERVALS, SHARED, STATES, Figures, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare
-from sluice.contrib import views
-from sluice.contrib.access import senders
-from sluice.contrib.views import figures
-from sluice.contrib.views.client import ViewsClient
-from sluice.contrib.views.kinds.view import ViewFigures
 from sluice.routes import load_routes
 from sluice.settings import Settings
 from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, Snapshot
+from sluice.store.expiry import kept_seconds
 from sluice.store.registry import check_store, open_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
@@ -54,13 +49,12 @@ class Observer:
         self.streams = load_streams(s)
         # the streams that have a decoder or a route
         self.names = {*self.streams, *(route.stream for route in load_routes(s.routes).values())}
-        self.url, self.cell, self.sender_names = s.store, s.cell, s.names
+        self.url, self.cell = s.store, s.cell
         check_store(s.store)
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
             self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)
-        self.views = views.load(s)
-        self.link = ViewsClient(s.views_redis, figures.PATIENCE_SECONDS)
+        self.contributed = {name: registry.load(each)(s) for name, each in registry.declared("figures").items()}
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
         self.store: Store[Any] | None = None
         self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
@@ -68,12 +62,12 @@ class Observer:
         self.due = 0.0
 
     def ledger(self) -> Figures:
-        """Only streams: by name, as from `balance`, `decoder`: whether it has one, and as from `hindrances`;
-        trouble: a line per problem.
+        """Only streams: by name, as from `balance`, `decoder`: whether it has one, as from `hindrances`, and
+        `keys_seconds` as from `kept_seconds`; trouble: a line per problem.
         """
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
-        # with Kafka, they are in the views' Redis, without which the sums are known all the same
+        # they may be in the second Redis, without which the sums are known all the same
         processes = self.ask_spool(self.spool.processes, trouble) or [] if not trouble else []
         names = sorted(self.names | snapshots.keys())
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
@@ -82,6 +76,10 @@ class Observer:
         }
         trouble += discrepancies(rows)
         self.hindrances(rows, processes, trouble)
+        for name, row in rows.items():
+            rule = self.streams[name].rule if name in self.streams else None
+            asked = partial(kept_seconds, stream=name, age=rule.seconds) if rule else None
+            row["keys_seconds"] = self.ask_store(asked, trouble) or None if asked and self.store else None
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
                 trouble += complaints(cell | {"late": False})  # its own state is shown above
@@ -149,19 +147,18 @@ class Observer:
         ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
         answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
         refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
-        senders: as from `sluice.contrib.access.senders.listed`
         commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
         processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
         memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
         cells: as from `cells`
         disk: bytes of the file system with the data: free, and size
-        views: a list with the fields of `sluice.contrib.views.kinds.view.ViewFigures`; empty if INGEST_VIEWS is `off`
+        and the figures of contributions, under their names
 
         A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
         """
         reading: Figures = {"time": time.time(), "trouble": []}
         snapshots = self.ask_spool(self.snapshots, reading["trouble"]) or {}
-        # with Kafka, the others are in the views' Redis, without which the streams are known all the same
+        # the others may be in the second Redis, without which the streams are known all the same
         others = lambda: (self.spool.processes(), self.spool.memory(), self.spool.counters())  # noqa: E731
         found = None if reading["trouble"] else self.ask_spool(others, reading["trouble"])
         processes, memory, counted = found or (None, None, None)
@@ -178,7 +175,6 @@ class Observer:
             name, key, rest, *_ = [*field.split(" ", 2), "", ""]
             if name in LISTED:
                 reading[name].append(dict(zip(LISTED[name], (key, rest, n))))
-        reading["senders"] = senders.listed(counted or {}, self.sender_names)
         reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
         reading["commit"] = histogram(counted, "commit_seconds", SECONDS)
         reading["processes"] = processes and [
@@ -191,12 +187,8 @@ class Observer:
             cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
             reading["trouble"] += complaints(cell)
         reading["disk"] = disk(self.places)
-        try:
-            seen = figures.look(self.link, self.views) if self.views else []
-        except RedisError as error:
-            reading["trouble"].append(f"the views' Redis is unavailable: {error}")
-            seen = [ViewFigures(path, "unavailable") for path in self.views]
-        reading["views"] = [view._asdict() for view in seen]
+        for name, figures in self.contributed.items():
+            reading[name] = figures.read(counted, reading["trouble"])
         return reading
 
     def snapshots(self) -> dict[str, Snapshot]:
@@ -205,7 +197,7 @@ class Observer:
         return {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
 
     def ask_spool(self, question: Callable[[], T], trouble: list[str]) -> T | None:
-        """The answer of Redis, or of Kafka; None, with a line in `trouble`, if it is unavailable."""
+        """The answer of the spool; None, with a line in `trouble`, if it is unavailable."""
         try:
             return question()
         except SPOOL_ERRORS as error:
@@ -306,6 +298,8 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
     """One line per stream whose `missing` is known and not 0."""
     return [
         f"{name}: {row['missing']} bodies that were accepted are neither in Redis nor in the database."
+        if row["missing"] > 0
+        else f"{name}: {-row['missing']} bodies more are counted than were accepted: as purged by mistake, for example."
         for name, row in rows.items()
         if row["missing"]
     ]
@@ -314,17 +308,23 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
 def complaints(cell: Figures) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        return [f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {waiting(cell):,} bodies waiting there."]
+        return [
+            f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {known(waiting(cell))} bodies waiting there."
+        ]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 
-def waiting(cell: Figures) -> int:
+def known(bodies: int | None) -> str:
+    return "?" if bodies is None else f"{bodies:,}"
+
+
+def waiting(cell: Figures) -> int | None:
     ready, claimed = (sums([cell])[state] for state in ("ready", "claimed"))
-    return int(ready + claimed)
+    return None if ready is None or claimed is None else int(ready + claimed)
 
 
 def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
-    """Access to the spool, for a stream that exists. Raises: SettingError; one of SPOOL_ERRORS; NotWithKafka."""
+    """Access to the spool, for a stream that exists. Raises: SettingError; one of SPOOL_ERRORS; NoSuchVerb."""
     opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
     opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Generic, NamedTuple, Optional, TypeVar
 
+from sluice import registry
+
 T = TypeVar("T")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DAY = 86_400
 AGE = r"(?P<number>[0-9]{1,5})(?P<unit>[smhd])"
 DEAD = "dead"  # in INGEST_KEEP: the dead letters
-STORE = "store"  # in INGEST_ROWS: the tables of the database
 EVERYBODY = ("0.0.0.0/0", "::/0")
 THIS_MACHINE = ("127.0.0.1", "::1")
 # this machine, and networks that no router of the internet leads to; without the addresses that providers share among
@@ -28,9 +29,8 @@ AUTO = ("auto",)
 CLIENTS = {"all": EVERYBODY, "private": PRIVATE, "none": (), "auto": AUTO}
 PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])(?![0-9])"
 HOST = rf"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):{PORT}"
+TLS_QUERY = r"(?:ssl_(?:ca_certs|certfile|keyfile)=/[^&#\s]+&?)+"
 LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
-QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"
-KAFKA_URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}(?:&{QUERY})*)?"
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,6 @@ def seconds(age: re.Match[str]) -> int | None:
     return int(age["number"]) * TIMES[age["unit"]] if age["number"] else None
 
 
-def rows(text: str) -> ByStream[str | None]:
-    """URLs of destinations (sluice/contrib/destinations/registry.py); None: a table of the database."""
-    between = r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))"  # not the commas between the brokers of a URL
-    expected = "store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store"
-    found = by_stream(text, rf"(?P<url>[a-z0-9]+://\S+)|{STORE}", expected, between)
-    urls = {name: match["url"] for name, match in found.items()}
-    return ByStream(urls.pop("", None), urls)
-
-
 def keep(text: str) -> Keep:
     expected = "an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d"
     found = by_stream(text, rf"(?!0+[a-z]){AGE}|forever", expected)
@@ -155,12 +146,8 @@ def unique(text: str) -> ByStream[tuple[int, bool]]:
 
 
 def processes(text: str) -> Range:
-    match = re.fullmatch(r"(auto)(?::([0-9]{1,3})-([0-9]{1,3}))?|([0-9]{1,3})", text)
-    if match:
-        low, high = (int(match[2] or 1), int(match[3] or 4)) if match[1] else (int(match[4]), int(match[4]))
-        if low <= high <= 256 and (low or not match[1]):
-            return Range(low, high)
-    raise ValueError("an integer from 0 to 256, auto, or auto:MIN-MAX such as auto:1-4")
+    number = integer(0, 256)(text)
+    return Range(number, number)
 
 
 def cell(text: str) -> str:
@@ -220,21 +207,20 @@ def hosts(text: str) -> tuple[str, ...]:
     return words(name, "host names such as sluice.example.com, without a port")(text.lower())
 
 
-def origins(text: str) -> tuple[str, ...]:
-    """The parser of INGEST_CORS: paths, and origins as browsers send them (RFC 6454)."""
-    expected = "paths such as /votes and optionally origins such as https://a.example"
-    valid = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
-    given = words(valid, expected)(text)
-    if given and not any(word.startswith("/") for word in given):
-        raise ValueError(expected)
-    return given
-
-
 def database(text: str) -> str:
     if re.match("sqlite:///.", text):
         return f"sqlite:///{path(text.removeprefix('sqlite:///'))}"
-    if not re.match("postgres(ql)?://.", text):
-        raise ValueError("sqlite:///PATH or postgresql://USER@HOST/DATABASE")
+    return of_scheme("databases", text, "sqlite:///PATH")
+
+
+def of_scheme(kind: str, text: str, *forms: str) -> str:
+    """A URL whose scheme a contribution declares. forms: what is valid besides, for the error. Raises: ValueError."""
+    known = registry.of_url(kind, text)
+    if known is None or not re.fullmatch(known.pattern, text, re.ASCII):
+        entries = [known] if known else registry.declared(kind).values()
+        last = list(dict.fromkeys(each.form for each in entries))
+        words = last if known else [*forms, *last]
+        raise ValueError(", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1])
     return text
 
 
@@ -242,9 +228,6 @@ def module(text: str) -> str:
     if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
         raise ValueError("the name of a module (mine.routes) or the absolute path of a .py file")
     return text
-
-
-views = either("off", lambda: "off", module)
 
 
 def path(text: str) -> Path:
@@ -257,25 +240,14 @@ def path(text: str) -> Path:
 
 
 def spool(text: str) -> str:
-    """`parse` in sluice/base/connect.py and `Address` in sluice/contrib/kafka/admin.py read the parts of the URLs."""
-    if text.startswith("kafka:"):
-        if not re.fullmatch(KAFKA_URL, text, re.ASCII):
-            raise ValueError("kafka://HOST:PORT,HOST:PORT, or kafka://…?partitions=N&replicas=N&properties=/PATH")
-        return text
+    """`parse` in sluice/base/connect.py reads the parts of these URLs."""
     if "://" not in text:
         return str(path(text))
-    match = re.fullmatch(
-        rf"redis(?P<tls>s)?(\+(?P<sentinel>sentinel))?://({LOGIN})?{HOST}(?P<more>(,{HOST})*)"
-        r"(?P<name>/[\w.-]+)?(?P<query>\?(ssl_(ca_certs|certfile|keyfile)=/[^&#\s]+&?)+)?",
-        text, re.ASCII,
-    )  # fmt: skip
-    if not match or bool(match["sentinel"]) != bool(match["name"]) or (match["more"] and not match["sentinel"]):
-        raise ValueError(
-            "the path of a socket, redis://USER:PASSWORD@HOST:PORT, rediss://…, "
-            "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT,HOST:PORT/NAME, or kafka://HOST:PORT,HOST:PORT"
-        )
+    match = re.fullmatch(rf"redis(?P<tls>s)?://({LOGIN})?{HOST}(?P<query>\?{TLS_QUERY})?", text, re.ASCII)
+    if not match:
+        return of_scheme("spools", text, "the path of a socket", "redis://USER:PASSWORD@HOST:PORT", "rediss://…")
     if match["query"] and not match["tls"]:
-        raise ValueError("rediss:// or rediss+sentinel:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
+        raise ValueError("rediss:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
     return text
 
 

@@ -1,7 +1,7 @@
 """What is optional: each folder of `sluice/contrib`, and each package of others, declares in a register what it adds.
 
-A register is a module with a `CONTRIBUTION`. It names what it brings by "module:attribute", which is imported when it is
-needed, so that a gateway on PyPy can read each register, and nobody pays for what he does not use. The registers are
+A register is a module with a `CONTRIBUTION`. It names what it brings by "module:attribute", which is imported when it
+is needed, so that a gateway on PyPy can read each register, and nobody pays for what he does not use. The registers are
 `register.py` in each folder of `sluice/contrib`, in the order of their names, then those of installed packages: the
 entry points of the group `sluice`. A folder that is deleted is no more known to the core than one that never was.
 """
@@ -14,18 +14,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NamedTuple
 
-if TYPE_CHECKING:
-    from sluice.streams.format import Format
-
-T = TypeVar("T")
 GROUP = "sluice"  # of entry points
 CONTRIB = Path(__file__).with_name("contrib")
 
 
 class NotInstalled(Exception):
-    """A library that an entry needs is not installed. The text is one line that says how to install it."""
+    """A library that an entry needs is not installed. The text is the end of a line: "needs X: … installs it"."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +40,13 @@ class Entry:
         try:
             return load(self.target)
         except ImportError as error:
-            if not self.extra or (error.name or "").partition(".")[0] == "sluice":
-                raise
-            raise NotInstalled(f"needs {error.name}: `bin/provision {self.extra}` installs it") from error
+            raise self.lacks(error) from error
+
+    def lacks(self, error: ImportError) -> Exception:
+        """The exception for a failed import: NotInstalled, if a library is missing that the extra installs."""
+        if not self.extra or (error.name or "").partition(".")[0] == "sluice":
+            return error
+        return NotInstalled(f"needs {error.name}: bin/provision {self.extra} installs it.")
 
 
 class Setting(NamedTuple):
@@ -65,14 +65,17 @@ class Setting(NamedTuple):
 class Spool(Entry):
     """What may stand in the list's place: a package with the modules `inlet`, `outlet` and `inspector`.
 
-    Each has a function `open` with the arguments of `sluice.spool.open_inlet` and its neighbours.
-    pattern: of its URLs. form: how one is written. check: "module:function" of the settings. Raises: SettingError.
+    In each is the class of that name.
+    pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
+    follow: "module:function" of the address; it makes a `MasterWatch` (sluice/base/connect.py).
     is_redis: whether processes report their counts there; if not, they report to the cell's second Redis.
     max_body: bytes that a body may have; 0: as memory allows.
     """
 
     pattern: str = ""
     form: str = ""
+    lane: str = ""
+    follow: str = ""
     is_redis: bool = True
     max_body: int = 0
 
@@ -82,7 +85,7 @@ class Database(Entry):
     """A database. target: its package, with the modules `store`, and `copies` with `backup` and `restore`.
 
     name: for people. store: the class in the module `store`. pattern: of its URLs. form: how one is written.
-    magic: the beginning of a copy. rows: "module:class" from which views read.
+    magic: the beginning of a copy.
     """
 
     name: str = ""
@@ -90,7 +93,6 @@ class Database(Entry):
     pattern: str = ""
     form: str = ""
     magic: bytes = b""
-    rows: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,18 @@ class Contribution:
 
     settings: by name. settle: "module:function" of the dictionary of all values, which it may change, before they are
         used. Raises: SettingError.
-    formats: the wire formats, in the order in which they are tried. streams: by name, "module:attribute".
+    formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
+    streams: by name, "module:attribute".
     probes: path -> what answers there beside the routes: "module:function" of an environ.
     gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
+    row_sources: what views read the rows of a database from, by the scheme of its URLs: "module:class".
     rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).
-    check: "module:function" of the settings, called by bin/up before anything starts. Raises: SettingError.
-    chores: "module:function" of settings, streams and what `rows` opened; it yields chores of the worker.
-    stored: "module:function" of the counts; what it returns is called with a stream and the names of the senders.
-    figures: what `Observer` reads and status, page and metrics show: names -> "module:function".
+    check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
+    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
+    senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
+    figures: what `Observer` reads besides: name -> "module:class" of the settings, with `read(counted, trouble)`.
+    own_decoder: "module:class" of the decoder of JSON for a user's streams.
     verbs: name -> the module.
     programs: by name.
     nginx: "module:function" of the settings; it returns files for nginx by name: INCLUDE/NAME.
@@ -137,17 +142,19 @@ class Contribution:
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     settle: str = ""
-    formats: Sequence[Format] = ()
+    formats: Sequence[Any] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
     probes: Mapping[str, Entry] = field(default_factory=dict)
     gateway: str = ""
     spools: Mapping[str, Spool] = field(default_factory=dict)
     databases: Mapping[str, Database] = field(default_factory=dict)
+    row_sources: Mapping[str, str] = field(default_factory=dict)
     destinations: Mapping[str, Destination] = field(default_factory=dict)
     rows: str = ""
     check: str = ""
     chores: str = ""
-    stored: str = ""
+    senders: str = ""
+    own_decoder: str = ""
     figures: Mapping[str, str] = field(default_factory=dict)
     verbs: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)
@@ -181,7 +188,13 @@ def declared(kind: str) -> dict[str, Any]:
     return {name: entry for each in contributions().values() for name, entry in getattr(each, kind).items()}
 
 
-def formats() -> list[Format]:
+def of_url(kind: str, url: str) -> Any:
+    """The entry of a URL's scheme, or None."""
+    scheme, separator, _ = url.partition("://")
+    return declared(kind).get(scheme) if separator else None
+
+
+def formats() -> list[Any]:
     return [known for each in contributions().values() for known in each.formats]
 
 

@@ -1,85 +1,19 @@
-"""All wire formats, and the gateway's routes to them. The gateway on PyPy reads it, so it imports no decoder."""
+"""The gateway's routes: the built-in ones, those of wire formats, and those of the user's module."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from sluice import extension
-from sluice.contrib.access import signature
-from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, Route, reply
+from sluice import extension, registry
+from sluice.http.routes import OK, Route
 from sluice.settings import SettingError
-from sluice.streams.format import ENVELOPES, Format
-
-PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
-OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again unless it gets exactly this
-ACCEPTED = reply("202 Accepted")  # as Graylog, and as systemd-journal-remote
-NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of commands
-
-# A map or an array of up to 15 objects, or of up to 255: no text in UTF-8 begins so
-MSGPACK = re.compile(rb"[\x80-\x9f]|[\xdc\xde]\0")
-
-# In the order in which they are tried
-FORMATS = (
-    # The Content-Type has the version of remote write
-    Format("metrics", "sluice.contrib.formats.prometheus:decode", {"/api/v1/write": NO_CONTENT}, keep_head=True),
-    # InfluxDB's clients accept only 204; the query string has the precision
-    Format(
-        "metrics", "sluice.contrib.formats.influx:decode",
-        dict.fromkeys(("/write", "/api/v2/write", "/api/v3/write_lp"), NO_CONTENT),
-        keep_head=True, text=True,
-    ),
-    # OTLP: an empty ExportMetricsServiceResponse, ExportLogsServiceResponse …, without a partial success
-    Format("metrics", "sluice.contrib.formats.otlp_metrics:decode", {"/v1/metrics": PROTOBUF_OK}, True, json=JSON_OK),
-    Format("logs", "sluice.contrib.formats.otlp_logs:decode", {"/v1/logs": PROTOBUF_OK}, True, json=JSON_OK),
-    Format("spans", "sluice.contrib.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, True, json=JSON_OK),
-    Format("metrics", "sluice.contrib.formats.telegraf:points", objects=("metrics",)),
-    Format("metrics", "sluice.contrib.formats.telegraf:point", objects=("fields",)),
-    Format("metrics", paths={"/api/put": NO_CONTENT}),  # OpenTSDB's; its objects have `metric` instead of `name`
-    Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, keep_head=True),
-    # Loki's clients accept only 204; the Content-Type says whether it is protobuf
-    Format(
-        "logs", "sluice.contrib.formats.loki:decode",
-        dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT),
-        keep_head=True,
-    ),
-    Format("logs", "sluice.contrib.formats.envelopes:decode", objects=ENVELOPES),
-    Format("logs", "sluice.contrib.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
-    Format("logs", "sluice.contrib.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
-    # systemd-journal-upload appends this path to its URL
-    Format("logs", "sluice.contrib.formats.journal:decode", {"/upload": ACCEPTED}, keep_head=True),
-    # The parameters of the URL have what a log lacks
-    Format(
-        "logs", "sluice.contrib.formats.datadog:decode", {"/api/v2/logs": reply("202 Accepted", b"{}")}, keep_head=True
-    ),
-    Format("logs", "sluice.contrib.formats.logpush:decode", {"/logpush": OK}, keep_head=True),
-    Format("logs", paths={"/firehose": OK}, keep_head=True),  # for a delivery, see sluice/http/own.py
-    Format("logs", "sluice.contrib.formats.msgpack:decode", begins=MSGPACK),
-    # X-Limit-U and X-Limit-D may have the device's name
-    # The app repeats a request without a body until it is accepted
-    Format(
-        "gps", "sluice.contrib.formats.owntracks:decode", {"/owntracks": NO_COMMANDS},
-        keep_head=True, objects=("_type",), empty=True,
-    ),
-    Format("gps", "sluice.contrib.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),
-    Format("gps", "sluice.contrib.formats.geojson:decode", objects=("features",)),
-    Format("gps", "sluice.contrib.formats.geojson:feature", objects=("geometry",)),
-    Format("gps", "sluice.contrib.formats.traccar:forwarded", objects=("position",)),
-    Format(
-        "gps", "sluice.contrib.formats.traccar:decode", {"/traccar": OK},
-        objects=("location",), form="sluice.contrib.formats.traccar:form",
-    ),
-    Format("gps", paths={"/gpslogger": OK}, keep_head=True),  # a position without a device has the path's name
-    # The parameter `device` has the name of the phone
-    Format("gps", "sluice.contrib.formats.homeassistant:decode", {"/homeassistant": OK}, keep_head=True, objects=()),
-)  # fmt: skip
 
 BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect records
 ROUTES = {
     f"/{stream}": Route(stream, OK, batch=stream in BATCHED) for stream in ("metrics", "gps", "votes", "logs")
 } | {
     path: Route(known.stream, answer, known.keep_head, known.json, batch=known.stream in BATCHED, empty=known.empty)
-    for known in FORMATS
+    for known in registry.formats()
     for path, answer in known.paths.items()
 }
 
@@ -87,16 +21,6 @@ ROUTES = {
 STREAM = r"[A-Za-z_]\w*"
 PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
 RESERVED = re.compile(r"/(?:status(?:/.*)?|health|healthz|ready|readyz|ping|query|_sluice_.*)")  # by gateway and nginx
-
-
-def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[signature.Scheme, list[signature.Key]]]:
-    """The scheme and the keys of each route with `signed`. Raises: SettingError."""
-    found = {}
-    for path, route in routes.items():
-        if route.signed:
-            name, _, file = route.signed.partition(":")
-            found[path] = signature.load(f"INGEST_ROUTES: the secret of {path}", name, file)
-    return found
 
 
 def load_routes(module: str) -> dict[str, Route]:

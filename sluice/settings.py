@@ -1,9 +1,10 @@
-"""Every setting: one line each in the class Settings, read once from the environment."""
+"""The settings of the core, a line each in the class Settings, and of contributions; read once from the environment."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-from sluice import parsers
+from sluice import parsers, registry
 from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
+from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
-KAFKA = "kafka://"
-VIEWS_SOCKET = "run/views.sock"  # of the views' Redis, below INGEST_HOME
+SCRATCH_SOCKET = "run/views.sock"  # of the second Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full (nginx/sluice.conf)
 MAX_ITEM = 500 << 20  # bytes of a body: an item of a list may have 512 MiB, with its head
 BATCH = 8  # times INGEST_MAX_BODY: what a batch may have, and what any compressed body may inflate to
@@ -31,9 +32,9 @@ class SettingError(ValueError):
     """An invalid setting. The text is one line: the setting, its value, the values that are valid."""
 
 
-def setting(parse: Callable[[str], T], default: str) -> T:
-    """One setting. default: a text for `parse`, in which $INGEST_HOME stands for that setting."""
-    row: T = dataclasses.field(metadata={"parse": parse, "default": default})
+def setting(parse: Callable[[str], T], default: str, purpose: str) -> T:
+    """A setting of the core, as a field of `Settings`; see `registry.Setting`."""
+    row: T = dataclasses.field(metadata={"setting": Setting(parse, default, purpose)})
     return row
 
 
@@ -44,37 +45,39 @@ class Settings:
     What each one is, and when to change it: docs/protocol/operator.md.
     """
 
-    port: int = setting(integer(1, 65535), "8080")
-    home: Path = setting(parsers.path, "var")
-    cell: str = setting(parsers.cell, "")
-    runtime: str = setting(choice("cpython", "pypy"), "cpython")
-    gateways: int = setting(parsers.gateways, "auto")
-    workers: Range = setting(parsers.processes, "1")
-    durability: str = setting(choice("always", "everysec", "no"), "always")
-    replicas: int = setting(integer(0, 16), "0")
-    max_body: int = setting(size(1, MAX_ITEM), "1m")
-    max_memory: int = setting(size(8 << 20), "1g")
-    views_memory: int = setting(size(8 << 20), "256m")
-    store: str = setting(parsers.database, "sqlite:///$INGEST_HOME/ingest.db")
-    rows: ByStream[str | None] = setting(parsers.rows, "store")
-    keep: Keep = setting(parsers.keep, "forever")
-    unique: ByStream[tuple[int, bool]] = setting(parsers.unique, "1d")
-    spool: str = setting(parsers.spool, "$INGEST_HOME/run/redis.sock")
-    routes: str = setting(parsers.module, "")
-    records: str = setting(parsers.module, "")
-    views: str = setting(parsers.views, "")
-    api_keys: Path | None = setting(parsers.file, "")
-    passwords: Path | None = setting(parsers.file, "")
-    tls_certificate: Path | None = setting(parsers.file, "")
-    tls_key: Path | None = setting(parsers.file, "")
-    allow: tuple[str, ...] = setting(clients("all", "private", "auto"), "auto")
-    read_allow: tuple[str, ...] = setting(clients("all", "private", "none"), "127.0.0.1 ::1")
-    hosts: tuple[str, ...] = setting(parsers.hosts, "")
-    client_rate: int = setting(parsers.limit(1_000_000), "auto")
-    client_connections: int = setting(parsers.limit(65535), "auto")
-    cors: tuple[str, ...] = setting(parsers.origins, "")
-    log: LogStyle = setting(parsers.log_style, "text")
-    status_allow: tuple[str, ...] = setting(clients("all", "private", "none"), "127.0.0.1 ::1")
+    port: int = setting(integer(1, 65535), "8080", "TCP port of nginx")
+    home: Path = setting(parsers.path, "var", "directory of data, logs and sockets")
+    cell: str = setting(parsers.cell, "", "name of this installation where several store in one database")
+    runtime: str = setting(choice("cpython", "pypy"), "cpython", "Python of the gateway")
+    gateways: int = setting(parsers.gateways, "auto", "gateway processes")
+    workers: Range = setting(parsers.processes, "1", "worker processes")
+    durability: str = setting(
+        choice("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
+    )
+    replicas: int = setting(integer(0, 16), "0", "replicas of Redis that must confirm each commit")
+    max_body: int = setting(size(1, MAX_ITEM), "1m", "bytes in a body")
+    max_memory: int = setting(size(8 << 20), "1g", "memory of Redis: what may wait to be stored")
+    store: str = setting(parsers.database, "sqlite:///$INGEST_HOME/ingest.db", "the database")
+    keep: Keep = setting(parsers.keep, "forever", "age at which rows and dead letters are deleted")
+    unique: ByStream[tuple[int, bool]] = setting(parsers.unique, "1d", "how long keys are kept that make repeats one")
+    spool: str = setting(parsers.spool, "$INGEST_HOME/run/redis.sock", "the list between gateway and worker")
+    routes: str = setting(parsers.module, "", "module of routes of your own")
+    records: str = setting(parsers.module, "", "module of streams of your own")
+    allow: tuple[str, ...] = setting(clients("all", "private", "auto"), "auto", "networks whose clients may write")
+    hosts: tuple[str, ...] = setting(parsers.hosts, "", "names of this server, for reading in a browser")
+    log: LogStyle = setting(parsers.log_style, "text", "form of the logs")
+    # the values of the settings of contributions, by name, which are attributes, too
+    contributed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["contributed"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def values(self) -> dict[str, Any]:
+        """The value of each setting, by name."""
+        return {name: getattr(self, name) for name in table()}
 
     @property
     def has_own_redis(self) -> bool:
@@ -82,13 +85,15 @@ class Settings:
         return "://" not in self.spool
 
     @property
-    def has_kafka(self) -> bool:
-        return self.spool.startswith(KAFKA)
+    def spooling(self) -> Spool | None:
+        """What INGEST_SPOOL names, if it is not Redis."""
+        found: Spool | None = registry.of_url("spools", self.spool)
+        return found
 
     @property
     def body_limit(self) -> int:
         """The most that INGEST_MAX_BODY may be. A larger body would never be accepted."""
-        return 60 << 20 if self.has_kafka else self.max_memory // 2
+        return (self.spooling and self.spooling.max_body) or self.max_memory // 2
 
     @property
     def max_batch(self) -> int:
@@ -97,12 +102,17 @@ class Settings:
 
     @property
     def figures(self) -> str:
-        """The Redis to which the processes report their counts: that of the list, or with Kafka that of the views."""
-        return self.views_redis if self.has_kafka else self.spool
+        """The Redis to which the processes report their counts: that of the list, or the second one."""
+        return self.spool if self.spooling is None or self.spooling.is_redis else self.scratch_redis
 
     @property
-    def views_redis(self) -> str:
-        return str(self.home / VIEWS_SOCKET)
+    def scratch_redis(self) -> str:
+        """The second Redis, which has no disk: what is in it can be made again."""
+        return str(self.home / SCRATCH_SOCKET)
+
+    @property
+    def has_scratch_redis(self) -> bool:
+        return self.figures != self.spool or any(needs(self) for needs in registry.hooks("scratch"))
 
     @property
     def draining(self) -> Path:
@@ -113,11 +123,6 @@ class Settings:
     def rejected(self) -> Path:
         """The socket at which nginx and the gateway tell the program `page` what they reject."""
         return self.home / "run/rejected.sock"
-
-    @property
-    def names(self) -> Path:
-        """The names of keys, as a start or a reload of nginx found them."""
-        return self.home / "etc/names"
 
     @property
     def closing(self) -> Path:
@@ -133,47 +138,52 @@ class Settings:
         return [self.home / "run" / f"reader-{n}.sock" for n in range(SOCKETS)]
 
 
-def variable(row: dataclasses.Field[Any]) -> str:
-    return f"INGEST_{row.name.upper()}"
+@functools.cache
+def table() -> dict[str, Setting]:
+    """Every setting, by name: the core's, then those of contributions."""
+    core = {row.name: row.metadata["setting"] for row in dataclasses.fields(Settings) if row.metadata}
+    return core | registry.declared("settings")
 
 
-NAMES = tuple(map(variable, dataclasses.fields(Settings)))
+def variable(name: str) -> str:
+    """The variable of a setting."""
+    return f"INGEST_{name.upper()}"
+
+
+def variables() -> list[str]:
+    return [variable(name) for name in table()]
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
     """An empty variable counts as not set. Raises: SettingError for the first invalid value."""
     values: dict[str, Any] = {}
-    for row in dataclasses.fields(Settings):
-        text = environ.get(variable(row), "").strip()
+    for name, row in table().items():
+        text = environ.get(variable(name), "").strip()
         if not text:
             # not from the operator's directory, as `parsers.path` would
-            text = row.metadata["default"] if row.name != "home" else str(Path(row.metadata["default"]).absolute())
+            text = row.default if name != "home" else str(Path(row.default).absolute())
             text = text.replace("$INGEST_HOME", str(values.get("home")))
         try:
-            values[row.name] = row.metadata["parse"](text)
+            values[name] = row.parse(text)
         except ValueError as error:
             shown = repr(without_password(text))
             shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
-            raise SettingError(f"{variable(row)}={shown} is invalid: expected {error}.") from None
-    if values["tls_key"] and not values["tls_certificate"]:
-        raise SettingError("INGEST_TLS_KEY needs INGEST_TLS_CERTIFICATE.")
-    values["tls_key"] = values["tls_key"] or values["tls_certificate"]
+            raise SettingError(f"{variable(name)}={shown} is invalid: expected {error}.") from None
+    for settle in registry.hooks("settle"):
+        settle(values)
     if values["allow"] == AUTO:
-        values["allow"] = parsers.EVERYBODY if values["api_keys"] or values["passwords"] else parsers.PRIVATE
+        values["allow"] = parsers.PRIVATE
     values["cell"] = values["cell"] or default_cell(values["home"])
-    loaded = Settings(**values)
+    core = {row.name: values.pop(row.name) for row in dataclasses.fields(Settings) if row.metadata}
+    loaded = Settings(**core, contributed=values)
     for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):
         if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or loaded.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
-    if loaded.has_kafka and loaded.runtime == "pypy":
-        raise SettingError("INGEST_SPOOL=kafka://… needs INGEST_RUNTIME=cpython: its client does not run on PyPy.")
     if loaded.max_body > loaded.body_limit:
-        why = "Kafka's records" if loaded.has_kafka else "INGEST_MAX_MEMORY"
+        why = "INGEST_SPOOL" if loaded.spooling and loaded.spooling.max_body else "INGEST_MAX_MEMORY"
         raise SettingError(
             f"INGEST_MAX_BODY is too large for {why}: at most {loaded.body_limit} bytes, or no such body is accepted."
         )
-    if loaded.has_kafka and loaded.replicas:
-        raise SettingError("INGEST_REPLICAS is for Redis: in INGEST_SPOOL=kafka://…?replicas=N, N counts all replicas.")
     return loaded
 
 
@@ -188,7 +198,7 @@ def default_cell(home: Path) -> str:
 
 
 def without_password(url: str) -> str:
-    """A connection string for display, with … in place of the password, and of all secrets of Kafka's client."""
+    """A connection string for display, with … in place of the password, and of what a query calls a secret."""
     return re.sub(
         r"(?<=[^/:@]:)[^/].*(?=@)|(?<=//:).*(?=@)"
         r"|(?<=password=)[^&\s]*|(?<=secret=)[^&\s]*|(?<=passphrase=)[^&\s]*|(?<=\.pem=)[^&\s]*|(?<=\.config=)[^&\s]*",

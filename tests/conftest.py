@@ -43,7 +43,7 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="skip each test at the point where it starts a program")
+    parser.addoption("--url", help="of an installation that test_http_contract.py asks instead of its own servers")
     parser.addoption("--reloads", type=int, default=1, help="reloads of each program in test_reload.py (1)")
     parser.addoption("--leaves", type=int, default=1, help="how often a cell leaves in test_balancer.py (1)")
     parser.addoption(
@@ -57,68 +57,62 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
 
 
-# --- bin/test --fast: a test is skipped at the point where it starts a program ---------------------------------------
+# --- tiers: a test says by a mark that it starts programs ------------------------------------------------------------
 
-PROGRAM = "starts a program"
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
-running = started = False  # whether a test or one of its fixtures runs now; whether it has tried to start a program
+unit = ""  # the test of the unit tier that runs now
+started = False  # whether it has tried to start a program
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--fast"):
-        sys.addaudithook(stop_programs)  # it stays until the process ends
+    sys.addaudithook(refuse_programs)  # it stays until the process ends
 
 
-def stop_programs(event: str, _: tuple[object, ...]) -> None:
+def refuse_programs(event: str, arguments: tuple[object, ...]) -> None:
     global started
-    if running and event in STARTS:
+    if unit and event in STARTS:
         started = True
-        pytest.skip(PROGRAM)
+        pytest.fail(f"starts a program, so it needs a mark, contract or nightly: {arguments[:2]}")
 
 
-def may_start() -> Generator[None]:
-    """Around the set-up and the call of a test. A thread of the test, or asyncio, may hide why it was stopped."""
-    global running, started
-    running, started = True, False
-    try:
-        yield
-    except Exception:
-        if not started:
-            raise
-        pytest.skip(PROGRAM)
-    finally:
-        running = False
-
-
-pytest_runtest_setup = pytest.hookimpl(wrapper=True)(may_start)
-pytest_runtest_call = pytest.hookimpl(wrapper=True)(may_start)
+def tier(item: pytest.Item) -> str:
+    """`unit`, `contract` or `nightly`: the last of them that a mark of it or of its module names."""
+    marks = [mark.name for mark in item.iter_markers() if mark.name in ("contract", "nightly")]
+    return "nightly" if "nightly" in marks else "contract" if marks else "unit"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-) -> Generator[None, object, object]:
-    """Other tests with this fixture are skipped, too."""
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    global unit, started
+    started, unit = False, item.nodeid if tier(item) == "unit" else ""
     try:
-        return (yield)
-    except Exception as error:
-        if not started:
-            raise
-        skipped = pytest.skip.Exception(PROGRAM)
-        fixturedef.cached_result = None, fixturedef.cache_key(request), (skipped, None)  # type: ignore[arg-type]
-        raise skipped from error
+        yield
+    finally:
+        unit = ""
 
 
-# The files that take a minute or more on two busy cores, longest first. bin/test passes --no-loadscope-reorder, so they
-# come first, and at the end of a run its processes share the short ones.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    global unit
+    unit = item.nodeid if tier(item) == "unit" else ""
+    try:
+        yield
+    finally:
+        unit = ""
+    if started:  # in a thread, or where the failure was suppressed
+        pytest.fail("starts a program, so it needs a mark, contract or nightly")
+
+
+# The files that take longest, longest first: of the nightly tier, then of the contract tier. bin/test passes
+# --no-loadscope-reorder, so they come first, and at the end of a run its processes share the short ones.
 LONGEST = [
-    "proving/test_drill", "proving/test_cells", "views/test_follower", "spool/test_kafka", "run/test_up",
-    "elsewhere/test_engines", "test_worker", "test_pythons", "test_refusals", "run/test_reload", "test_prometheus",
-    "nginx/test_senders", "store/test_postgres", "fastlane/test_fastlane", "test_batches", "run/test_page",
-    "run/test_balancer", "ops/test_sluice", "test_influxdb", "test_syslog", "test_lost_answers",
-    "elsewhere/test_parquet", "spool/test_disk", "test_examples", "run/test_services", "ops/test_backup",
-    "spool/test_failover", "views/test_refresh", "formats/test_bombs", "nginx/test_access", "test_poison", "test_otel",
-    "nginx/test_limits", "test_serve", "run/test_reading",
+    "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka", "contrib/destinations/test_engines",
+    "test_influxdb", "test_prometheus", "contrib/page/test_page", "test_syslog", "run/test_balancer", "test_refusals",
+    "test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
+    "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower", "nginx/test_senders",
+    "run/test_reload", "test_batches", "ops/test_sluice", "contrib/postgres/test_postgres", "ops/test_backup",
+    "contrib/destinations/test_parquet", "contrib/access/test_access", "nginx/test_limits", "nginx/test_unread",
+    "test_examples", "test_poison", "contrib/views/test_reading", "spool/test_disk", "contrib/views/test_refresh",
 ]  # fmt: skip
 
 

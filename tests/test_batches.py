@@ -88,6 +88,7 @@ def up() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BODIES)
 def test_the_largest_batch_is_accepted_and_takes_bounded_memory(name: str, up: Server) -> None:
     path, body, headers = BODIES[name]
@@ -104,6 +105,7 @@ def test_the_largest_batch_is_accepted_and_takes_bounded_memory(name: str, up: S
     assert max(peaks.values()) < MOST, peaks
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", sorted(ROUTES))
 def test_a_body_beyond_the_limit_of_its_path_gets_413(path: str, up: Server) -> None:
     most = MAX_BATCH if ROUTES[path].batch else settings.load({}).max_body

@@ -25,6 +25,8 @@ from proving.harness import Server, ask, chain, request, short_tmp
 from sluice.contrib.formats.loki import messages
 from support.sender_configs import samples
 
+pytestmark = pytest.mark.contract
+
 poll = harness.poll
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 

@@ -18,8 +18,10 @@ from proving.clock import PROGRAMS, Clock
 from proving.harness import ROOT, Server, ask, database, get, installation, poll, post
 from sluice.base import connect
 from sluice.contrib.views import contract
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import LEASE_SECONDS, Keys
+
+pytestmark = pytest.mark.nightly
 
 VOTES = Keys.of("votes")
 HOUR, YEAR = 3600, 365 * 86_400
@@ -61,7 +63,7 @@ def rows(up: Server, table: str) -> int:
 
 def keeps_its_promises(up: Server, clock: Clock, count: int, at: int) -> None:
     """Step, while workers hold a claim; then everything is done once more. count: of the steps. at: seconds ahead."""
-    spool, views = (connect.client(str(up.home / path), 10) for path in ("run/redis.sock", VIEWS_SOCKET))
+    spool, views = (connect.client(str(up.home / path), 10) for path in ("run/redis.sock", SCRATCH_SOCKET))
     with database(up.home / "ingest.db") as db:
         db.execute("BEGIN IMMEDIATE")  # so the claim is not stored yet
         assert post(up.port, "/votes", VOTE % b"%d" % count)[0] == 200

@@ -19,7 +19,7 @@ import tomllib
 import ingest
 import sluice
 from proving import documents, harness
-from sluice import settings
+from sluice import registry, settings
 from sluice.contrib import views
 from sluice.contrib.access import signature as webhooks
 from sluice.contrib.access import signed as signature
@@ -89,9 +89,10 @@ def test_the_table_of_answers_has_exactly_the_errors_that_gateway_and_nginx_give
 
 def test_the_table_of_views_is_the_declaration_of_the_built_in_ones():
     documented = table(HTTP, "path", "latest(")
+    names = {name: getattr(views, name) for name in ("feed", "latest", "tally")}
     assert documented.keys() == views.VIEWS.keys()
     for path, (key, _, declared) in documented.items():
-        assert eval(declared.strip("`"), vars(views)) == views.VIEWS[path]  # noqa: S307  # our own document
+        assert eval(declared.strip("`"), names) == views.VIEWS[path]  # noqa: S307  # our own document
         assert key == f"`{views.VIEWS[path].key}`"
 
 
@@ -210,9 +211,10 @@ def test_a_limit_in_a_sentence_has_the_value_of_its_constant(page):
 
 
 def test_every_variable_that_any_document_names_is_a_setting():
-    known = {*settings.NAMES, "INGEST_"}
+    known = {*settings.variables(), "INGEST_", "INGEST_GREETING"}  # the last one is of docs/ADDING-A-FOLDER.md
     for name in DOCUMENTS:
-        assert set(re.findall(r"INGEST_[A-Z_]+", (harness.ROOT / name).read_text())) <= known
+        if name != "CHANGELOG.md":  # it has the names of before
+            assert set(re.findall(r"INGEST_[A-Z_]+", (harness.ROOT / name).read_text())) <= known, name
 
 
 def anchors(path: Path) -> set[str]:
@@ -234,7 +236,7 @@ def test_every_file_that_a_document_names_exists():
         known = re.compile(r"(bin|bench|sluice|deploy|docs|tests|nginx|examples)/[\w./-]*|\w+\.py")
         named = {word for word in words if known.fullmatch(word)}
         missing = {path for path in named if not (harness.ROOT / path).exists()}
-        assert not missing - {"my_routes.py", "my_records.py"}, name
+        assert not missing - {"my_routes.py", "my_records.py", "register.py"}, name
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -254,7 +256,7 @@ def test_the_tables_from_the_code_are_up_to_date():
 
 
 def test_every_verb_that_a_document_names_exists():
-    verbs = {*command.verbs(), "provision"}
+    verbs = {*command.verbs(), "provision", "greet"}  # the last one is of docs/ADDING-A-FOLDER.md
     for name in DOCUMENTS:
         text = (harness.ROOT / name).read_text()
         assert set(re.findall(r"bin/sluice ([a-z]+)", text)) <= verbs, name
@@ -287,6 +289,7 @@ def constant(output: str) -> str:
     return re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+\|?$", "X", output.strip())
 
 
+@pytest.mark.contract
 def test_the_commands_of_the_readme_print_its_transcript(running):
     transcript = textwrap.dedent(re.search(r"^## See data flow\n\n(.*?)\n\n", README, re.M | re.S)[1])
     steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", transcript, re.M)
@@ -302,6 +305,7 @@ def test_the_commands_of_the_readme_print_its_transcript(running):
             assert shell(f"{command} 2>/dev/null", running).strip().startswith(expected)
 
 
+@pytest.mark.contract
 def test_the_stream_in_ten_lines_works_as_printed(running):
     (post,) = re.findall(r"^    (curl .*/orders)$", README, re.M)
     assert '{"message":"OK"}' in shell(post, running)
@@ -310,6 +314,7 @@ def test_the_stream_in_ten_lines_works_as_printed(running):
     assert harness.poll(lambda: shell(select, running)) == "A-1|3\n", body
 
 
+@pytest.mark.contract
 def test_the_fields_of_the_status_file_are_documented(running):
     path = running.home / "run/status.json"
     harness.poll(path.exists)
@@ -322,6 +327,7 @@ def groups() -> dict[str, list[str]]:
     return tomllib.loads((harness.ROOT / "pyproject.toml").read_text())["dependency-groups"]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("group", groups())
 def test_every_dependency_is_pinned_with_hashes(group):
     provision = (harness.ROOT / "bin/provision").read_text()
@@ -367,3 +373,11 @@ def test_every_pip_install_requires_hashes():
     calls = [call for path in scripts for call in re.findall(r"pip install(?:.*\\\n)*.*", path.read_text())]
     assert calls
     assert all("--require-hashes" in call for call in calls)
+
+
+def test_each_folder_of_contrib_names_its_page() -> None:
+    assert registry.contributions()
+    for name, each in registry.contributions().items():
+        page, _, anchor = each.page.partition("#")
+        assert not anchor or anchor in anchors(harness.ROOT / "docs" / page), name
+        assert (harness.ROOT / "docs" / page).is_file(), name

@@ -29,6 +29,8 @@ from proving import harness
 from proving.harness import ROOT, Server, ask, chain, get, installation, post, redis_server, short_tmp
 from support.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.contract
+
 EXAMPLES = ROOT / "examples"
 poll = harness.poll
 
@@ -212,6 +214,7 @@ def test_a_user_defined_stream_takes_ten_lines(up: Server) -> None:
     assert all(line in printed for line in lines)  # the README shows these files
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_feed_of_notifications_has_the_last_100_different_ones_newest_first(runtime: str) -> None:
     mine: dict[str, object] = dict.fromkeys(

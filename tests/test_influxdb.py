@@ -25,6 +25,8 @@ from support.access import KEY, keys
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import Write, npm_packages, program, samples
 
+pytestmark = pytest.mark.nightly
+
 poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent / "influx"
 JARS = harness.ROOT / "var/influx/libs"

@@ -1,12 +1,7 @@
-"""`ingest.app` on every server that it supports: docs/protocol/http.md's table "What a request gets", row by row.
-
-The servers are wsgiref's, with and without wsgiref.validate, and gunicorn with four worker classes, on CPython and on
-PyPy. A private Redis holds the lists.
-"""
+"""`ingest.app`, on the fast lane and on wsgiref.validate: docs/protocol/http.md, "What a request gets", row by row."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -16,8 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cramjam
@@ -37,51 +30,10 @@ from sluice.routes import ROUTES
 from sluice.streams.built_in import STREAMS
 from sluice.streams.message import parse, sender
 from sluice.streams.record import Gps, Limits, Log
-from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
+from support.gateway_sites import MAX_BODY, Site, gateway_site
+from support.runtimes import is_problem
 
-MAX_BODY = 100_000
-MAX_MEMORY = 8 << 20  # half of it for the backlog of a stream
-
-
-@dataclass
-class Site:
-    """The application on one server, with its Redis."""
-
-    name: str
-    runtime: str
-    where: int | Path
-    server: Server
-    redis: Server
-    client: redis_client.Redis
-
-    @property
-    def is_gunicorn(self) -> bool:
-        return self.name in GUNICORN
-
-    def items(self, stream: str = "votes") -> list[bytes]:
-        items: Any = self.client.lrange(f"ingest:{{{stream}}}", 0, -1)
-        return items
-
-    @contextlib.contextmanager
-    def without_redis(self) -> Iterator[None]:
-        """Redis is unreachable; only the test's own connection stays."""
-        path = self.redis.socket
-        away = path.with_suffix(".away")
-        path.rename(away)
-        self.client.client_kill_filter(_type="normal", skipme=True)
-        try:
-            yield
-        finally:
-            away.rename(path)
-
-    @contextlib.contextmanager
-    def with_config(self, name: str, value: str) -> Iterator[None]:
-        before = str(self.client.config_get(name)[name])
-        self.client.config_set(name, value)
-        try:
-            yield
-        finally:
-            self.client.config_set(name, before)
+pytestmark = pytest.mark.contract
 
 
 @pytest.fixture(scope="module")
@@ -90,42 +42,18 @@ def private_redis() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
+# Every server keeps the contract: test_http_contract.py. wsgiref.validate is the strictest, and knows least of HTTP
+@pytest.fixture(scope="module", params=["fastlane", "validated"])
 def installed(private_redis: Server, request: pytest.FixtureRequest) -> Iterator[Site]:
-    name, runtime = request.param
-    env = {
-        "INGEST_SPOOL": private_redis.socket,
-        "INGEST_MAX_BODY": MAX_BODY,
-        "INGEST_MAX_MEMORY": MAX_MEMORY,
-    }
-    client = redis_client.Redis(unix_socket_path=str(private_redis.socket), single_connection_client=True)
-    with harness.short_tmp() as tmp:
-        if name in GUNICORN:
-            args = ("--threads", 4) if name == "gthread" else ()
-            with gateway(tmp, private_redis, runtime, GUNICORN[name], env, args) as server:
-                yield Site(name, runtime, server.socket, server, private_redis, client)
-        else:
-            with simple_server("ingest", name, runtime, tmp, env) as server:
-                yield Site(name, runtime, server.port, server, private_redis, client)
-    client.close()
+    with gateway_site(private_redis, request.param, "cpython") as found:
+        yield found
 
 
 @pytest.fixture
 def site(installed: Site) -> Iterator[Site]:
     """Empty lists; afterwards, that the application raised nothing during the test."""
-    installed.client.flushall()
-    before = len(installed.server.said())
-    yield installed
-    said = installed.server.said()[before:]
-    # wsgiref.validate raises AssertionError; gunicorn 23 logs malformed chunks with a traceback
-    errors = re.findall(r"^Traceback .*?\n(\w[^\n]*)", said, re.MULTILINE | re.DOTALL)
-    assert all(error.startswith("gunicorn.http.errors.") for error in errors), said
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "installed" in metafunc.fixturenames:
-        pairs = [pytest.param(tuple(mark.values), id=mark.id, marks=mark.marks) for mark in SERVERS]
-        metafunc.parametrize("installed", pairs, indirect=True, scope="module")
+    with installed.emptied():
+        yield installed
 
 
 # --- on the list: the route's answer ---------------------------------------------------------------------------------
@@ -477,27 +405,6 @@ def test_a_malformed_content_length_gets_400_and_a_huge_one_413(site: Site, leng
     status, _, _ = send(site.where, head.encode("latin-1") + b"12345")
     # gunicorn rejects some of these before the application sees them
     assert status in ((400, 413) if site.is_gunicorn else (413 if length.startswith("9") else 400,))
-    assert not site.client.keys("ingest:{*")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"nonsense\r\n\r\n",
-        b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nHost : y\r\nContent-Length: 0\r\n\r\n",
-        b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        CHUNKED + b"x\r\nabc\r\n0\r\n\r\n",
-        CHUNKED + b"3\r\nabcd\r\n0\r\n\r\n",
-        CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n0\r\n\r\n",
-    ],
-)
-def test_malformed_http_gets_400_and_is_not_accepted(site: Site, data: bytes) -> None:
-    if not site.is_gunicorn:
-        pytest.skip("wsgiref accepts these")
-    try:
-        assert send(site.where, data)[0] == 400
-    except EOFError:  # gunicorn 23 closes the connection on malformed chunks
-        assert site.runtime == "pypy" and data.startswith(CHUNKED)
     assert not site.client.keys("ingest:{*")
 
 

@@ -25,6 +25,8 @@ from proving.harness import ROOT, Server, ask, chain, short_tmp
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import Write, npm_packages, program
 
+pytestmark = pytest.mark.nightly
+
 poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent / "loggers"
 

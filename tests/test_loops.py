@@ -17,10 +17,11 @@ import pytest
 
 import worker
 from sluice import settings
-from sluice.base import connect, daemon
+from sluice.base import daemon
 from sluice.contrib.autoscale import scale
 from sluice.contrib.kafka import inlet as kafka
 from sluice.contrib.page import page, rejections
+from sluice.contrib.sentinel import sentinels
 from sluice.contrib.views import follower, lease, refresh
 from sluice.run import supervise
 from sluice.spool import inlet
@@ -64,7 +65,7 @@ def renew(odd: Odd, _: pytest.MonkeyPatch) -> None:
 
 
 def ask(odd: Odd, _: pytest.MonkeyPatch) -> None:
-    made(connect.Sentinels, name="sluice", learn=lambda *_: None).ask(0, odd)
+    made(sentinels.Sentinels, name="sluice", learn=lambda *_: None).ask(0, odd)
 
 
 def show(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:

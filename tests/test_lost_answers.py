@@ -21,6 +21,8 @@ from proving.harness import Server, ask, chain, free_port, running
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import FIRST, duplicates, program, samples, telegraf
 
+pytestmark = pytest.mark.nightly
+
 poll = partial(harness.poll, interval=0.05)
 HERE = Path(__file__).parent
 JARS = harness.ROOT / "var/loki/libs"
@@ -103,7 +105,7 @@ def test_every_metric_of_telegraf_is_stored_once_with_keys_of_records(output: st
 
 def test_loki4j_sends_a_line_again_after_503_and_not_after_a_lost_answer(tmp: Path) -> None:
     if not JARS.is_dir() or not shutil.which("java"):
-        pytest.skip("no java, or no jars: bin/provision test gets them")
+        pytest.skip("no java, or no jars: bin/provision nightly gets them")
     sql = "SELECT substr(message, 6) FROM logs"
     with chain(tmp) as up, closing(proxy := AnsweringProxy(up.port, [reply(503)], cut=10)) as port:
         (documented,) = [text for text in samples("Loki", port) if "Loki4j" in text]

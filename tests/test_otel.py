@@ -23,7 +23,7 @@ from support.sender_configs import Write, duplicates, npm_packages, program, sam
 # not in .venv: redis-py imports OpenTelemetry's SDK where it finds it, 30 ms at each start of a program
 SDK = [*map(str, (harness.ROOT / ".venv-otel/lib").glob("*/site-packages"))]
 if not SDK:
-    pytest.skip("no SDK of OpenTelemetry: bin/provision test installs it", allow_module_level=True)
+    pytest.skip("no SDK of OpenTelemetry: bin/provision nightly installs it", allow_module_level=True)
 sys.path += SDK
 
 from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: E402
@@ -40,6 +40,8 @@ from opentelemetry.sdk.resources import Resource  # noqa: E402
 from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: E402
 from opentelemetry.trace import Link, SpanKind  # noqa: E402
+
+pytestmark = pytest.mark.nightly
 
 poll = harness.poll
 HERE = Path(__file__).parent

@@ -18,6 +18,8 @@ from proving.harness import ROOT, Server, ask, environment, gateway, poll, post,
 from proving.postgres import postgres_server
 from support.operator_verbs import sluice, status
 
+pytestmark = pytest.mark.nightly
+
 # Of orders, one has a field that the other lacks, and requires one that it does not send; the others have one stream
 OLD = """
 from sluice import OK, Record, Route, stream

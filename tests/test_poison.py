@@ -23,12 +23,22 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import sluice, status
 
+pytestmark = pytest.mark.contract
+
 LIMITS = registry.limits(settings.load({}))
 KEYS = Keys.of("items")
 # CPU_SECONDS: enough for what a worker does here, and short for a test
-BURST = "import sys, worker; worker.CPU_SECONDS = 0.4; sys.exit(worker.main(['burst']))"
+BURST = """
+import sys, worker
+from sluice.ops import replay
+from sluice.ops.__main__ import main
+from sluice.streams import guard
+worker.CPU_SECONDS = replay.CPU_SECONDS = 0.4
+guard.LOOK_SECONDS, guard.WAIT_SECONDS, guard.MORE_SECONDS = 0.05, 0.5, 0.5
+sys.exit(main(["replay"]) if sys.argv[1:] == ["replay"] else worker.main(["burst"]))
+"""
 OWN = """
-import os, re
+import argparse, os, re, sys, threading
 from sluice.streams.record import Decoded, Record
 from sluice.streams.registry import Stream
 
@@ -40,6 +50,28 @@ def decode(body, limits):
         os.abort()
     if body == b"hangs":
         re.match(rb"(a*)*b", b"a" * 40)
+    if body == b"leaves":
+        os._exit(0)
+    if body == b"exits":
+        sys.exit()
+    if body == b"fails":
+        sys.exit(3)
+    if body == b"usage":
+        argparse.ArgumentParser().parse_args(["--odd"])
+    if body == b"interrupts":
+        raise KeyboardInterrupt
+    if body == b"panics":
+        raise BaseException("as a library in Rust")
+    if body == b"closes":
+        raise GeneratorExit
+    if body == b"waits":
+        threading.Event().wait()
+    if body == b"insists":
+        while True:
+            try:
+                threading.Event().wait()
+            except BaseException:
+                pass
     return Decoded([Item(text=body.decode())])
 
 STREAMS = {"items": Stream("items", Item, decode)}
@@ -51,17 +83,22 @@ def push(server: Server, stream: str, *bodies: bytes) -> None:
         db.rpush(Keys.of(stream).ready, *bodies)
 
 
-def burst(tmp: Path, expire: Server | None = None) -> int:
-    """Run a worker until the lists are empty, or it ends; its status. expire: first end the leases of the dead one."""
+def burst(tmp: Path, expire: Server | None = None, verb: str = "") -> int:
+    """Run a worker until the lists are empty, or it ends; its status. expire: first end the leases of the dead one.
+
+    verb: run this one instead.
+    """
     if expire:
         Inspector(str(expire.socket)).release("items")
     env = environment(tmp, {"INGEST_RECORDS": tmp / "own.py"})
-    done = subprocess.run([sys.executable, "-c", BURST], env=env, cwd=ROOT, stderr=subprocess.PIPE, timeout=120)
+    done = subprocess.run([sys.executable, "-c", BURST, verb], env=env, cwd=ROOT, stderr=subprocess.PIPE, timeout=120)
     burst.log += done.stderr.decode()  # type: ignore[attr-defined]
     return done.returncode
 
 
-@pytest.mark.parametrize("kind, ends", [("ends", signal.SIGABRT), ("hangs", signal.SIGPROF)])
+@pytest.mark.parametrize(
+    "kind, ends", [("ends", signal.SIGABRT), ("hangs", signal.SIGPROF), ("leaves", 0), ("insists", signal.SIGABRT)]
+)
 def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(kind: str, ends: int, tmp: Path) -> None:
     burst.log = ""  # type: ignore[attr-defined]
     (tmp / "own.py").write_text(OWN)
@@ -79,7 +116,45 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(kind:
         (kind.encode(), program.DEADLY, 1, seq) for seq in (3, 5)
     ]
     log: str = burst.log  # type: ignore[attr-defined]
-    assert "its first body is buried" in log and "own.py" in log
+    assert "its first body is buried" in log and (kind == "leaves" or "own.py" in log)
+
+
+RAISED = {
+    "exits": "SystemExit", "fails": "SystemExit", "usage": "SystemExit", "interrupts": "KeyboardInterrupt",
+    "panics": "BaseException", "closes": "RuntimeError", "waits": "WaitedTooLong",
+}  # fmt: skip
+
+
+def test_whatever_a_decoder_raises_or_waits_for_costs_its_own_body_alone(tmp: Path) -> None:
+    """By the first worker that claims it, and again in a replay."""
+    burst.log = ""  # type: ignore[attr-defined]
+    (tmp / "own.py").write_text(OWN)
+    dead = [(kind.encode(), f"the decoder failed: {RAISED[kind]}") for kind in RAISED]
+    with redis_server(tmp, appendfsync="no") as server:
+        push(server, "items", b"a", *[body for body, _ in dead], b"b")
+        assert burst(tmp) == 1
+        assert ask(tmp, "SELECT text FROM items ORDER BY seq") == [("a",), ("b",)]
+        asked = "SELECT body, reason FROM dead_letters ORDER BY seq"
+        assert ask(tmp, asked) == dead
+        assert burst(tmp, verb="replay") == 1
+        assert ask(tmp, asked) == dead
+
+
+def test_a_letter_that_ends_a_replay_stays_and_the_others_are_stored(tmp: Path) -> None:
+    burst.log = ""  # type: ignore[attr-defined]
+    poison = "ends", "hangs", "leaves", "insists", *RAISED
+    bodies = [word.encode() for kind in poison for word in (kind, f"after {kind}")]
+    with redis_server(tmp, appendfsync="no") as server:
+        (tmp / "own.py").write_text(OWN.replace("def decode(body, limits):", "def decode(body, limits):\n    1 / 0"))
+        push(server, "items", *bodies)
+        assert burst(tmp) == 1
+        (tmp / "own.py").write_text(OWN)
+        assert burst(tmp, verb="replay") == 1
+    assert ask(tmp, "SELECT text FROM items ORDER BY seq") == [(f"after {kind}",) for kind in poison]
+    deadly = "the process ended while it decoded this body"
+    assert ask(tmp, "SELECT CAST(body AS TEXT), reason FROM dead_letters ORDER BY seq") == [
+        (kind, f"the decoder failed: {RAISED[kind]}" if kind in RAISED else deadly) for kind in poison
+    ]
 
 
 def test_a_claim_that_a_worker_could_not_store_is_not_held_against_its_bodies(tmp: Path) -> None:

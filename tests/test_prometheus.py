@@ -27,6 +27,8 @@ from sluice.streams.record import Limits
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import duplicates, samples
 
+pytestmark = pytest.mark.nightly
+
 poll = partial(harness.poll, interval=0.05)
 Sample = tuple[str, str, int]  # name, tags, milliseconds
 VERSION_3 = harness.ROOT / "var/prometheus/prometheus"

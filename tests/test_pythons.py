@@ -16,6 +16,8 @@ import pytest
 from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, free_port, get, poll, post, running, short_tmp
 
+pytestmark = pytest.mark.nightly
+
 metadata = configparser.ConfigParser()
 metadata.read(ROOT / "setup.cfg")
 SUPPORTED = re.findall(r"Python :: (3\.[0-9]+)", metadata["metadata"]["classifiers"])

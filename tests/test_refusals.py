@@ -24,6 +24,8 @@ from proving.harness import PATIENCE, ask, free_port, installation, running
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import FIRST, duplicates, samples, telegraf
 
+pytestmark = pytest.mark.nightly
+
 poll = partial(harness.poll, interval=0.05)
 COLLECTD = harness.ROOT / "var/collectd"
 COLLECTOR = harness.ROOT / "var/collector/collector"
@@ -81,7 +83,7 @@ service:
 def collectd(tmp: Path, port: int) -> Iterator[Write]:
     program = COLLECTD / "usr/sbin/collectd"
     if not program.exists():
-        pytest.skip("no collectd: bin/provision test gets Debian's package")
+        pytest.skip("no collectd: bin/provision nightly gets Debian's package")
     (libraries,) = COLLECTD.glob("usr/lib/*-linux-gnu")
     (documented,) = samples("collectd", port)
     documented = documented.replace("LoadPlugin write_http", QUICK)
@@ -195,7 +197,7 @@ def library() -> dict[str, str]:
 def test_the_journal_is_sent_again_after_each_error_and_stored_once(tmp: Path) -> None:
     """Each error ends systemd-journal-upload; the next one begins behind the last entry that was accepted."""
     if not JOURNAL.is_dir():
-        pytest.skip("no systemd-journal-upload: bin/provision test gets Debian's package")
+        pytest.skip("no systemd-journal-upload: bin/provision nightly gets Debian's package")
     entries = "".join(ENTRY.format(n, (FIRST + n) * 10**6, f"line {n}") for n in range(1, 4))
     remote = [f"{JOURNAL}/lib/systemd/systemd-journal-remote", "--split-mode=none", f"--output={tmp}/made.journal", "-"]
     subprocess.run(remote, input=entries.encode(), env=library(), check=True, capture_output=True)

@@ -14,6 +14,8 @@ import pytest
 
 from proving.harness import ROOT
 
+pytestmark = pytest.mark.nightly
+
 VERSION = "7.8.9"
 
 

@@ -1,6 +1,7 @@
 """The drawing of the tour agrees with the imports between rooms, and no module imports itself over others.
 
-`python tests/test_rooms.py` prints the drawing of the tour from the code, in the order of the present drawing.
+`python tests/test_rooms.py` prints the drawing of the tour from the code, in the order of the present drawing, and the
+lines of the core: what `ingest.py` and `worker.py` import of `sluice` without contrib.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ def imports(path: Path, known: set[str]) -> Iterator[str]:
 
 
 def room(name: str) -> str:
-    """sluice.spool.inlet is in spool; sluice itself and the programs are rooms of their own."""
+    """sluice.spool.inlet is in spool; sluice itself, the programs and each folder of contrib are rooms of their own."""
     first, _, rest = name.partition(".")
+    if rest.startswith("contrib."):
+        return ".".join(rest.split(".")[:2])
     return rest.partition(".")[0] if first == "sluice" and rest else first if first == "proving" else name
 
 
@@ -68,6 +71,32 @@ def test_every_room_of_the_drawing_imports_only_rooms_above_it():
     order = list(drawing())
     wrong = {name: [o for o in others if o not in order[:at]] for at, (name, others) in enumerate(drawing().items())}
     assert not any(wrong.values()), wrong
+
+
+def test_the_core_imports_nothing_of_contrib_and_names_none_of_it():
+    """The registry finds what is there. A text may name it: "module:attribute"."""
+    for name, path in modules().items():
+        if not room(name).startswith(("contrib", "proving")) and name != "sluice.registry":
+            named = re.findall(r"sluice[./]contrib[./]\w+", path.read_text())
+            assert not named, name
+
+
+def closure(programs: Collection[str]) -> list[str]:
+    """The modules of the core that these programs import, also over others, and what texts name: "module:class"."""
+    paths = {name: path for name, path in modules().items() if not room(name).startswith(("contrib", "proving"))}
+    found: set[str] = set()
+    todo = [*programs]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            text = paths[name].read_text()
+            named = {word for word in re.findall(r'"(sluice(?:\.\w+)+)', text)}
+            packages = {
+                f"{name}.{part}" for name in named for part in ("store", "copies", "inlet", "outlet", "inspector")
+            }
+            todo += [other for other in (*imports(paths[name], {*paths}), *named, *packages) if other in paths]
+    return sorted(found)
 
 
 def modules() -> dict[str, Path]:
@@ -124,3 +153,6 @@ if __name__ == "__main__":
         if name in shown:
             print(f"    {name:{width}}  {'  '.join(sorted(shown[name], key=order.index))}".rstrip())
     print(f"\ncircles: {circles() or 'none'}")
+    core = [modules()[name] for name in closure(("ingest.py", "worker.py"))]
+    lines = sum(len(path.read_text().splitlines()) for path in core)
+    print(f"the core that ingest.py and worker.py import: {lines:,} lines in {len(core)} files")

@@ -23,7 +23,7 @@ def test_the_table_shows_the_defaults() -> None:
     rows = re.findall(r"^\| `(INGEST_\w+)` \| *([^|]*?) *\|", TABLE, re.M)
     home = "/tmp/home"
     table = {name: default.strip("`").replace("$INGEST_HOME", home) for name, default in rows}
-    assert tuple(table) == settings.NAMES
+    assert list(table) == settings.variables()
     assert settings.load(table | {"INGEST_HOME": home}) == settings.load({"INGEST_HOME": home})
 
 
@@ -33,7 +33,7 @@ def test_gateways_follow_the_cores() -> None:
     assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
-@check_each_row("name", settings.NAMES)
+@check_each_row("name", settings.variables())
 def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
     (about,) = re.findall(rf"^\| `{name}` \|.*?\| (.*) \|$", TABLE, re.M)
     assert re.search(r"(Change|Set|Raise|Add) (it|`debug`)( |: )", about), about
@@ -181,7 +181,7 @@ PATHS = {"INGEST_HOME", "INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_CERTI
 
 
 def test_each_setting_has_a_wrong_value_here() -> None:
-    assert {name for name, _ in WRONG} == set(settings.NAMES) - PATHS
+    assert {name for name, _ in WRONG} == set(settings.variables()) - PATHS
 
 
 @pytest.mark.parametrize("name, value", WRONG)
@@ -204,7 +204,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("name", settings.NAMES)
+@pytest.mark.parametrize("name", settings.variables())
 def test_any_text_is_a_value_or_one_line_that_names_the_setting(name: str, tmp_path: Path) -> None:
     for value in ODD:
         try:
@@ -277,7 +277,7 @@ def test_redis_may_be_elsewhere(url: str) -> None:
 def test_bodies_may_wait_in_kafka() -> None:
     url = "kafka://u:p%40@a:9092,b:9092/mine?partitions=8&ssl.ca.location=/ca.pem&properties=/k"
     found = settings.load({"INGEST_SPOOL": url, "INGEST_HOME": "/h"})
-    assert (found.spool, found.has_own_redis, found.has_kafka) == (url, False, True)
+    assert (found.spool, found.has_own_redis, found.figures) == (url, False, found.scratch_redis)
     assert found.figures == "/h/run/views.sock"
     assert ":p" not in settings.without_password(url)
 
@@ -301,6 +301,7 @@ def test_a_path_too_long_for_a_socket_is_invalid(name: str) -> None:
         settings.load({name: "/" + "x" * 107})
 
 
+@pytest.mark.contract
 def test_a_program_exits_with_status_2_and_one_line(tmp_path: Path) -> None:
     code = "from sluice import settings; settings.load_or_exit()"
     env = environment(tmp_path, {"INGEST_PORT": "none"})

@@ -20,6 +20,8 @@ from sluice.run.configure import program_path
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import samples
 
+pytestmark = pytest.mark.nightly
+
 poll = partial(harness.poll, interval=0.05)
 RSYSLOG = harness.ROOT / "var/rsyslog"
 Start = Callable[[Path, int], contextlib.AbstractContextManager[socket.socket]]  # a directory, where to send
@@ -55,7 +57,7 @@ log {{ source(s_all); destination(d_sluice); flags(flow-control); }};
 def rsyslog(tmp: Path, write: int) -> contextlib.AbstractContextManager[socket.socket]:
     program = RSYSLOG / "usr/sbin/rsyslogd"
     if not program.exists():
-        pytest.skip("no rsyslog: bin/provision test gets Debian's package")
+        pytest.skip("no rsyslog: bin/provision nightly gets Debian's package")
     port = free_port()
     (documented,) = samples("rsyslog", write)
     (tmp / "rsyslog.conf").write_text(f"""module(load="imtcp")

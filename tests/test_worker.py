@@ -1,4 +1,7 @@
-"""worker.py against a private Redis: every body is stored once, even if processes are killed or the store fails."""
+"""worker.py against a private Redis: every body is stored once, even if processes are killed or the store fails.
+
+support.worker_contract has what holds with each database.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ from proving.harness import (
 )
 from sluice import settings
 from sluice.account import Publisher
+from sluice.base import times
 from sluice.base.counters import SECONDS, Counts
+from sluice.contrib.destinations import outbox
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.contrib.formats.protobuf import wrapped
 from sluice.spool.claim import Claim
@@ -48,17 +53,19 @@ from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
-from sluice.store import bounds, expiry
+from sluice.store import bookkeeping, bounds, expiry
 from sluice.store.decoding import Group, decode_claim
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Body, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
-from sluice.streams.built_in import STREAMS
+from sluice.streams.built_in import STREAMS, load_streams
 from sluice.streams.record import Decoded, Limits, Reject
 from sluice.streams.registry import Stream
 from support.operator_verbs import sluice
 from support.store_contract import NOON
+
+pytestmark = pytest.mark.contract
 
 poll = harness.poll
 LIMITS = registry.limits(settings.load({}))
@@ -150,15 +157,6 @@ def test_a_lone_body_is_stored_within_a_tenth_of_a_second(tmp: Path, redis: Serv
         poll(lambda: all(soon() for _ in range(10)))  # ten in a row; while the machine is busy, they may take longer
 
 
-def test_a_drain_ends_when_the_lists_are_empty(tmp: Path, redis: Server) -> None:
-    push(redis, *range(12_345))
-    done = drain(tmp)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert choices(tmp) == numbers(12_345)
-    assert claims(redis) == {}
-    assert drain(tmp).returncode == 0
-
-
 def test_a_drain_that_buries_a_body_exits_with_status_1(tmp: Path, redis: Server) -> None:
     push(redis, "a", "", "b")
     done = drain(tmp)
@@ -184,15 +182,6 @@ def test_bodies_that_would_become_gigabytes_or_take_minutes_do_not(tmp: Path, re
     assert ask(tmp, "SELECT name FROM metrics") == [("m",)]
     ((letters, size),) = ask(tmp, "SELECT count(*), sum(length(body)) FROM dead_letters")
     assert letters <= 3 and size < 3 * len(request)
-
-
-def test_a_drain_takes_over_the_claim_of_a_dead_worker(tmp: Path, redis: Server) -> None:
-    push(redis, "a", "b")
-    claim = Outlet(str(redis.socket)).claim("votes", lease=0.5)
-    assert claim
-    assert drain(tmp).returncode == 0
-    assert choices(tmp) == ["a", "b"]
-    assert ask(tmp, "SELECT claim, bodies FROM batches") == [(claim.id, 2)]
 
 
 def test_a_wrong_argument_or_setting_is_reported_in_one_line_with_status_2(tmp: Path) -> None:
@@ -657,8 +646,8 @@ def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_on
     rows = "deleting old rows of {}".format
     others = {
         "folding of batches": program.FOLD_SECONDS,
-        "publishing of rows": program.PUBLISH_SECONDS,
-        "merging of logs": program.TIDY_SECONDS,
+        "publishing of rows": outbox.PUBLISH_SECONDS,
+        "merging of logs": outbox.TIDY_SECONDS,
         "deleting old keys": program.LEFT_SECONDS / 50,
     }
     assert pauses == others | {rows("gps"): 2, rows("votes"): 3600}
@@ -1151,6 +1140,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("load", LOADS)
 def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
     stream, bodies, table, rows = LOADS[load]
@@ -1163,6 +1153,7 @@ def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server)
         assert peak(running.pid) < 100
 
 
+@pytest.mark.nightly
 def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_row(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with database(tmp / "ingest.db") as db:
@@ -1214,7 +1205,10 @@ def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
         def horizon(self, name: str) -> int:
             return NOON
 
-        def set_horizon(self, name: str, until: int) -> None:
+        def believed(self) -> None:
+            return None
+
+        def set_horizons(self, horizons: dict[str, int]) -> None:
             pass
 
         def settings(self, kind: str) -> list[Any]:
@@ -1225,9 +1219,81 @@ def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
             return False
 
     passed = [0.0]
-    clock = SimpleNamespace(time=lambda: NOON / 1e6 + 100_000 + 3600, monotonic=lambda: passed[0])
-    monkeypatch.setattr(expiry, "time", clock)
+    monkeypatch.setattr(expiry, "time", SimpleNamespace(time=lambda: NOON / 1e6 + 100_000 + 3600))
+    monkeypatch.setattr(expiry.times, "uptime", lambda: passed[0])
     votes, store = expiry.Expiry("votes", 3600), Recording()
     for passed[0] in 0.0, 1000.0, 40_000.0, 60_000.0:
         votes.step(store)  # type: ignore[arg-type]
     assert steps == [0, 2000 * 10**6, 80_000 * 10**6, 100_000 * 10**6]
+
+
+class Machine:
+    """Its clock and its uptime. boots: so often. passes: for all that looks at one of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.clock = self.up = 0.0
+        self.boots, now, up = 1, time.time, times.uptime
+        patch.setattr(time, "time", lambda: now() + self.clock)
+        for module in times, bookkeeping:
+            patch.setattr(module, "uptime", lambda: up() + self.up)
+            patch.setattr(module, "boot", lambda: f"boot {self.boots}")
+
+    def passes(self, seconds: float) -> None:
+        self.clock, self.up = self.clock + seconds, self.up + seconds
+
+    def is_off(self, seconds: float) -> None:
+        self.clock, self.up, self.boots = self.clock + seconds, 0.0, self.boots + 1
+
+
+@pytest.mark.parametrize("rest", ["between two bursts", "off for a day"])
+def test_bursts_alone_delete_by_age_and_suspect_no_clock(
+    rest: str, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each worker lives for a moment, and the machine may be off for most of the day."""
+    machine = Machine(monkeypatch)
+    env = {"INGEST_UNIQUE": "10m", "INGEST_KEEP": "votes=10m,gps=10m,dead=10m"}
+    config = settings.load(environment(tmp, env))
+    streams = load_streams(config)
+
+    def left() -> list[int]:
+        tables = "votes", "gps", "dead_letters", "batches_keys"
+        return [ask(tmp, f"SELECT count(*) FROM {table}")[0][0] for table in tables]
+
+    found = []
+    for life in range(8):
+        if life == 0:
+            commit(redis, 1, 2)
+            raw(redis).rpush("ingest:{votes}", b"bad")
+            raw(redis).rpush(
+                "ingest:{gps}", b'{"device":"a","lat":1,"lon":2,"time":1}', b'{"device":"b","lat":1,"lon":2}'
+            )
+        ours = program.Worker(Outlet(str(redis.socket)), config.store, streams, LIMITS, keep=config.keep)
+        ours.run(burst=True)
+        found.append(left())
+        if rest == "off for a day":
+            machine.passes(60)
+            machine.is_off(86_340)
+        else:
+            machine.passes(240)
+    assert found[0] == [2, 2, 1, 1]
+    assert found[-1] == [1, 1, 0, 0]  # SQLite keeps the last row
+    assert "clock" not in caplog.text
+
+
+def test_a_clock_that_has_moved_is_said_once_and_so_is_that_it_was_caught_up(
+    tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sluice.worker")
+    machine, store = Machine(monkeypatch), open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
+    machine.passes(3600)
+    first = expiry.Expiry("votes", 86_400)
+    first.step(store)
+    machine.clock += 7200
+    for _ in range(6):
+        first.step(store)
+        machine.passes(1800)
+    assert [text for text in caplog.messages if "votes: " in text] == [
+        "votes: the clock is 2 h ahead of what has passed since the last deletion by age; catching up",
+        "votes: deletion by age has caught up",
+    ]
+    store.close()

@@ -244,18 +244,6 @@ def run(options: argparse.Namespace) -> bool:
         [[freshness["rate"], len(times), p50, p99, times[-1], lost]],
         f"Freshness: from a 2xx until a GET shows the value; looked every {PAUSE * 1000:g} ms",
     )
-    report.bars(
-        [(name, f["rate"], rig.OURS_COLOUR) for name, f in posting.items()],
-        "Posts per second beside readers (64 connections, durability always)",
-        "posts/s",
-        labels=[f"{f['rate']:,.0f}  (p99 {f['p99']:.0f} ms)" for f in posting.values()],
-    )
-    report.density(
-        {"values": [(1000 * took, 1) for took in times]},
-        f"How soon a value can be read after its 2xx, at {options.events:,.0f} events/s",
-        {f"p50: {1000 * p50:.0f} ms": 1000 * p50, f"p99: {1000 * p99:.0f} ms": 1000 * p99},
-        "fresh",
-    )
     targets = Targets(report)
     targets.ratio("draining, views on / off", rig.ratio(storing, ON, OFF), DRAIN_BAR)
     targets.ratio("accepting, views on / off", rig.ratio(accepting, ON, OFF), ACCEPT_BAR)

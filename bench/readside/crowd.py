@@ -11,11 +11,11 @@ import rig
 from proving import harness
 from proving.postgres import Postgres, postgres_server
 from readside.site import FOLLOWER, Site, Targets
-from rig import LIMIT_COLOUR, OURS_COLOUR, THEIRS_COLOUR, Candidate
+from rig import Candidate
 from sluice.contrib.views import contract
 from sluice.contrib.views.kinds import feed as feeds
 from sluice.contrib.views.kinds.latest import ORDER_BYTES
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 
 OURS, PYPY, NOOP, FILE, LUA = "Sluice, CPython", "Sluice, PyPy", "nginx -> C no-op", "nginx, a file", "nginx Lua GET"
 WEBDIS, USUAL, USUAL_PYPY = "webdis", "gevent, redis-py, CPython", "gevent, redis-py, PyPy"
@@ -133,7 +133,7 @@ def start(
     ours = site.front(OURS, programs, read, runtime="cpython")
     # another reader of the same views
     twin = Site(stand)
-    (twin.home / VIEWS_SOCKET).symlink_to(site.home / VIEWS_SOCKET)
+    (twin.home / SCRATCH_SOCKET).symlink_to(site.home / SCRATCH_SOCKET)
     pypy = twin.front(PYPY, {**programs, "reader": twin.reader("pypy")}, read, runtime="pypy")
     served = values(site, options.devices, ours.port)
     stand.client.flushall()
@@ -228,30 +228,6 @@ def targets(report: rig.Report, found: Cells) -> Targets:
     return found_targets
 
 
-def plots(report: rig.Report, found: Cells) -> None:
-    def colour(name: str) -> str:
-        return OURS_COLOUR if name in (OURS, PYPY) else LIMIT_COLOUR if name in (NOOP, FILE) else THEIRS_COLOUR
-
-    first = next(iter(found))
-    ranked = sorted(found[first].items(), key=lambda item: -item[1]["rate"])
-    report.bars(
-        [(name, f["rate"], colour(name)) for name, f in ranked],
-        f"Reads per second behind the same nginx: {label(first)}", "requests/s, median of alternating rounds",
-        labels=[f"{f['rate']:,.0f}  ({f['ratio']} of Sluice)" for _, f in ranked],
-        note="blue: Sluice; orange: ceilings, which read nothing or a file",
-    )  # fmt: skip
-    for view in VIEWS:
-        cells = [cell for cell in found if cell[0] == view]
-        if len(cells) > 1:
-            colours = dict(zip(found[cells[0]], rig.COLOURS + ("#F0E442",)))
-            for key, y, suffix in (("rate", "requests/s", ""), ("p99", "p99, ms", "-p99")):
-                series = {n: [(cell[1], found[cell][n][key]) for cell in cells] for n in found[cells[0]]}
-                title = f"{view}: {'requests per second' if key == 'rate' else '99th percentile'}, by connections"
-                report.lines(
-                    series, title, "connections", y, view + suffix, log_x=True, log_y=key == "p99", colours=colours
-                )
-
-
 def run(options: argparse.Namespace) -> bool:
     """Measure and report. Returns: whether the targets are met."""
     if options.quick:
@@ -263,5 +239,4 @@ def run(options: argparse.Namespace) -> bool:
         found = measure(stand, candidates, keys, options)
     report.data["cells"] = [{"cell": label(cell), "candidates": peers} for cell, peers in found.items()]
     tables(report, found)
-    plots(report, found)
     return targets(report, found).write()

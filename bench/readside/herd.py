@@ -63,17 +63,6 @@ def herd(stand: rig.Stand, candidate: rig.Candidate, options: argparse.Namespace
     }
 
 
-def slowest(found: rig.Figures, patience: float = 10) -> list[tuple[float, float]]:
-    """(seconds, ms of the slowest answer) of each half second; a failure is as slow as the patience of a client."""
-    points = []
-    line = found["timeline"]
-    for at in range(0, len(line), 5):
-        some = line[at : at + 5]
-        worst = max(bin[2] for bin in some) / 1000
-        points.append((at / 10, max(0.1, patience * 1000 if any(bin[1] for bin in some) else worst)))
-    return points
-
-
 def run(options: argparse.Namespace) -> bool:
     """Measure and report. Returns: whether the targets are met."""
     if options.quick:
@@ -103,12 +92,6 @@ def run(options: argparse.Namespace) -> bool:
     )
     # a value is computed again when it is a period old; within a second more, the refresher sees that
     longest = options.period + 2 * options.work + 1.5
-    report.lines(
-        {name: slowest(f) for name, f in found.items()},
-        f"The slowest answer of each half second: {options.readers:,} clients of an expensive value",
-        "seconds", "ms", log_y=True, note="10,000 ms: a client gave up",
-        colours={AHEAD: rig.OURS_COLOUR, CACHE: rig.COLOURS[1]},
-    )  # fmt: skip
     targets = Targets(report)
     shortest, most = min(ours["gaps"], default=0.0), max(ours["gaps"], default=99.0)
     is_met = shortest >= options.period and most <= longest

@@ -13,7 +13,7 @@ from readside.site import FOLLOWER, WORKER, Site, Targets
 from sluice.contrib.views import Feed, contract
 from sluice.contrib.views.check import Checker
 from sluice.contrib.views.kinds import feed as feeds
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from sluice.streams.built_in import load_streams
 
 MODULE = rig.ROOT / "examples/notifications.py"
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> bool:
             rig.progress(f"  round {n + 1}/{options.rounds}: p99.99 {tail:.1f} ms")
         took = site.caught_up()
         keys, largest, doubled, _ = audit(site, view)
-        checker = Checker(str(site.home / VIEWS_SOCKET), site.settings.store, load_streams(site.settings))
+        checker = Checker(str(site.home / SCRATCH_SOCKET), site.settings.store, load_streams(site.settings))
         different = checker.check(PATH, view).different
         checker.close()
 
@@ -156,16 +156,6 @@ def run(options: argparse.Namespace) -> bool:
         ["users", "bytes of a full set", "memory / users", f"for {FULL:,} users, GB"],
         [[keys, int(per_key), int(memory / keys), gigabytes]],
         f"Memory of the views' Redis: sets of {view.cap} items",
-    )
-    marks = {}
-    for part in (50, 99, 99.99):
-        value = rig.percentile(everything, part)
-        marks[f"p{part}: {value:.1f} ms"] = value
-    report.density(
-        {name: by_kind[name] for name in ("reads", "writes")},
-        f"Latency of a feed of {view.cap} items: {options.rate:,.0f} requests/s, two reads to one write",
-        marks,
-        note="from the moment when the request was due; the lines are percentiles of all requests",
     )
     targets = Targets(report)
     for ms, bar in TARGETS.items():

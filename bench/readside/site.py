@@ -19,7 +19,7 @@ from sluice import settings
 from sluice.contrib import views
 from sluice.contrib.views import contract
 from sluice.run import configure
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.inlet import Inlet
 
 FOLLOWER: tuple[object, ...] = ("-m", "sluice.contrib.views.follow")
@@ -40,7 +40,7 @@ class Site:
         self.settings = settings.load(self.env)
         self.declared = views.load(self.settings)
         configure.write(self.settings)
-        self.client: Any = redis.Redis(unix_socket_path=str(self.home / VIEWS_SOCKET), socket_timeout=60)
+        self.client: Any = redis.Redis(unix_socket_path=str(self.home / SCRATCH_SOCKET), socket_timeout=60)
 
     def python(self, name: str, command: Sequence[object], **env: object) -> harness.Server:
         """Start a program of Sluice, such as WORKER."""
@@ -50,7 +50,7 @@ class Site:
     def views(self) -> harness.Server:
         """Start the views' Redis."""
         command = ["redis-server", self.home / "etc/views.conf"]
-        return self.stand.run(self.home, command, self.env, self.home / VIEWS_SOCKET, "views")
+        return self.stand.run(self.home, command, self.env, self.home / SCRATCH_SOCKET, "views")
 
     def reader(self, runtime: str) -> harness.Server:
         """Start the reader."""

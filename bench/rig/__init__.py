@@ -23,22 +23,19 @@ from rig.heads import FRESH, KEYED, REAL, SAME, Request, Requests
 from rig.load import GENERATOR, Slots, body, cpu, memory, percentile, processes, stolen, summed
 from rig.parameters import Figures, options, output, progress
 from rig.report import (
-    COLOURS,
-    LIMIT_COLOUR,
     OURS_COLOUR,
     RATIOS,
     THEIRS_COLOUR,
     Report,
     number,
-    pyplot,
     tables,
 )
 from rig.rounds import Ratio, ratio, rounds
 from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 
 __all__ = [
-    "BENCH", "CFLAGS", "COLOURS", "GENERATOR", "LIMIT_COLOUR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
+    "BENCH", "CFLAGS", "GENERATOR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
     "THEIRS_COLOUR", "FRESH", "KEYED", "REAL", "SAME", "Candidate", "Figures", "Ratio", "Request", "Requests", "Report",
     "Slots", "Stand", "body", "cpu", "memory", "number", "options", "output", "percentile", "processes", "progress",
-    "pyplot", "ratio", "rounds", "sibling", "stolen", "summed", "tables",
+    "ratio", "rounds", "sibling", "stolen", "summed", "tables",
 ]  # fmt: skip

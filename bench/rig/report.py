@@ -1,7 +1,7 @@
-"""The report of a benchmark: parameters, tables and plots, on standard output and in files.
+"""The report of a benchmark: parameters and tables, on standard output and in files.
 
-bench/results has what the documents show: the tables of each benchmark, and the plots in SHOWN. All other plots, and
-the figures of each round (NAME.json), are below var/bench. With `--results DIR` everything is in DIR.
+bench/results has what the documents show: the tables of each benchmark, and the plot in README.md. The figures of each
+round (NAME.json) are below var/bench. With `--results DIR` everything is in DIR.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,20 +20,13 @@ from rig.environment import BENCH, ROOT
 from rig.parameters import Figures, machine
 from rig.rounds import Ratio
 
-# The palette of Okabe and Ito, which colour-blind readers can distinguish.
-OURS_COLOUR, THEIRS_COLOUR, LIMIT_COLOUR = "#0072B2", "#999999", "#E69F00"
-STACK = ("#E69F00", "#0072B2", "#D55E00", "#BBBBBB", "#009E73", "#CC79A7")
-COLOURS = (OURS_COLOUR, "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+OURS_COLOUR, THEIRS_COLOUR = "#0072B2", "#999999"  # which colour-blind readers can distinguish
 RATIOS = "ratios.csv"  # in the directory of the results
-SHOWN = {  # the plots that bench/README.md and README.md show
-    "autoscale-day", "autoscale-live-live", "drain", "latency", "peers", "peers-durability", "soak-memory",
-    "spike-failures", "sustained-backlog", "sustained-keep-size",
-}  # fmt: skip
 PATHS = ("against", "dir", "results")  # options that do not affect the figures
 
 
 class Report:
-    """Prints the parameters at once; collects text, tables, plots and data for `write`."""
+    """Prints the parameters at once; collects text, tables, a plot and data for `write`."""
 
     def __init__(self, name: str, question: str, options: argparse.Namespace, **more: Any) -> None:
         self.kind = heads.kind(options)
@@ -94,130 +86,24 @@ class Report:
                 writer.writeheader()
             writer.writerows(rows)
 
-    def bars(
-        self, bars: Sequence[tuple[str, float, str]], title: str, unit: str, suffix: str = "",
-        labels: Sequence[str] | None = None, log: bool = False, note: str = "",
-    ) -> None:  # fmt: skip
-        """Add a horizontal bar chart. bars: (name, value, colour), from the top. labels: texts at their ends."""
-        plt = pyplot()
-        figure, axes = plt.subplots(figsize=(9, 1.3 + 0.34 * len(bars)), layout="constrained")
+    def bars(self, bars: Sequence[tuple[str, float, str]], title: str, unit: str, suffix: str, note: str) -> None:
+        """Write a horizontal bar chart as NAME-suffix.svg. bars: (name, value, colour), from the top."""
+        import matplotlib  # its import takes a second
+
+        matplotlib.use("agg")
+        matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sluice", "font.family": "DejaVu Sans"}
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(figsize=(9, 1.3 + 0.34 * len(bars)), layout="constrained")
         names, values, colours = zip(*bars)
         drawn = axes.barh(range(len(bars)), values, color=colours, height=0.72)
-        axes.bar_label(drawn, labels=labels or [show(value) for value in values], padding=4, fontsize=9)
+        axes.bar_label(drawn, labels=[show(value) for value in values], padding=4, fontsize=9)
         axes.set_yticks(range(len(bars)), names, fontsize=9)
         axes.invert_yaxis()
-        if log:
-            axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.margins(x=0.16)
-        axes.set_xlabel(unit + (f"\n{note}" if note else ""), fontsize=9)
+        axes.set_xlabel(f"{unit}\n{note}", fontsize=9)
         axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
-        self.save(figure, axes, suffix)
-
-    def stacks(
-        self, bars: Mapping[str, Sequence[float]], parts: Sequence[str], title: str, unit: str, suffix: str = ""
-    ) -> None:
-        """Add a stacked horizontal bar chart. bars: name -> a value per part."""
-        plt = pyplot()
-        figure, axes = plt.subplots(figsize=(9, 1.5 + 0.34 * len(bars)), layout="constrained")
-        left = [0.0] * len(bars)
-        for n, part in enumerate(parts):
-            values = [bar[n] for bar in bars.values()]
-            drawn = axes.barh(range(len(bars)), values, left=left, color=STACK[n % len(STACK)], height=0.72, label=part)
-            left = [a + b for a, b in zip(left, values)]
-        axes.bar_label(drawn, labels=[show(float(value)) for value in left], padding=4, fontsize=9)
-        axes.set_yticks(range(len(bars)), list(bars), fontsize=9)
-        axes.invert_yaxis()
-        axes.xaxis.set_major_formatter("{x:,g}")
-        axes.margins(x=0.1)
-        axes.set_xlabel(unit, fontsize=9)
-        axes.legend(loc="lower right", fontsize=9)
-        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
-        self.save(figure, axes, suffix)
-
-    def lines(
-        self, series: Mapping[str, Sequence[tuple[float, float]]], title: str, x: str, y: str, suffix: str = "",
-        log_x: bool = False, log_y: bool = False, colours: Mapping[str, str] | None = None, note: str = "",
-    ) -> None:  # fmt: skip
-        """Add a line chart; each line has its name at its end. series: name -> [(x, y), …]"""
-        plt = pyplot()
-        figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
-        ends = []
-        for n, (name, points) in enumerate(series.items()):
-            colour = (colours or {}).get(name, COLOURS[n % len(COLOURS)])
-            axes.plot(*zip(*points), color=colour, marker="osD^vP*X"[n % 8], linewidth=1.8, markersize=5)
-            ends.append((points[-1][1], points[-1][0], name, colour))
-        if log_x:
-            axes.set_xscale("log")
-            ticks = sorted({at for line in series.values() for at, _ in line})
-            axes.set_xticks(ticks, [show(at) for at in ticks])
-            axes.set_xticks([], minor=True)
-        else:
-            axes.xaxis.set_major_formatter("{x:,g}")
-        if log_y:
-            axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter("{x:,g}")
-        figure.draw_without_rendering()
-        last = -1e9
-        for value, at, name, colour in sorted(ends):  # move names up where they would overlap
-            height = axes.transData.transform((at, value))[1] * 72 / figure.dpi
-            last = max(height, last + 11)
-            axes.annotate(
-                name,
-                (at, value),
-                xytext=(8, last - height),
-                textcoords="offset points",
-                color=colour,
-                va="center",
-                fontsize=9,
-            )
-        axes.set_xlabel(x + (f"\n{note}" if note else ""), fontsize=9)
-        axes.set_ylabel(y, fontsize=9)
-        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
-        self.save(figure, axes, suffix)
-
-    def density(
-        self, series: Mapping[str, Sequence[tuple[float, float]]], title: str, marks: Mapping[str, float],
-        suffix: str = "", note: str = "",
-    ) -> None:  # fmt: skip
-        """Add a plot of the density of latencies. series: name -> [(upper end of a slot in ms, requests), …]
-
-        Both axes are logarithmic: of a million requests, even one is visible. marks: text -> ms of a vertical line.
-        """
-        plt = pyplot()
-        figure, axes = plt.subplots(figsize=(9, 4.6), layout="constrained")
-        for n, (name, slots) in enumerate(series.items()):
-            total = sum(count for _, count in slots)
-            bins: dict[int, float] = {}
-            for end, count in slots:
-                at = math.ceil(math.log2(end) * 16)
-                bins[at] = bins.get(at, 0) + count
-            ends = range(min(bins), max(bins) + 1)
-            edges = [2 ** ((at - 1) / 16) for at in (*ends, ends[-1] + 1)]
-            shares = [100 * bins.get(at, 0) / total for at in ends]
-            axes.stairs(shares, edges, fill=True, color=COLOURS[n], alpha=0.35, label=name)
-            axes.stairs(shares, edges, color=COLOURS[n], linewidth=1.2)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        for axis in axes.xaxis, axes.yaxis:
-            axis.set_major_formatter("{x:,g}")
-            axis.set_minor_formatter("")
-        for n, (text, value) in enumerate(marks.items()):
-            axes.axvline(value, color="#444444", linewidth=0.9, linestyle=(0, (4, 3)))
-            axes.annotate(
-                text, (value, 1 - 0.06 * n), xycoords=("data", "axes fraction"), xytext=(3, -10),
-                textcoords="offset points", fontsize=8, color="#444444",
-            )  # fmt: skip
-        axes.legend(loc="upper left", fontsize=9)
-        axes.set_xlabel("ms" + (f"\n{note}" if note else ""), fontsize=9)
-        axes.set_ylabel("% of the requests, per 1/16 octave", fontsize=9)
-        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", wrap=True)
-        self.save(figure, axes, suffix)
-
-    def save(self, figure: Any, axes: Any, suffix: str = "") -> None:
-        """Write a figure as SVG, with the command, the machine and the commit below it."""
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="both", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
@@ -225,13 +111,11 @@ class Report:
         figure.supxlabel(
             f"{p['command']} · {p['machine']} · commit {p['commit']} · {p['date']}", fontsize=7, color="#666666"
         )
-        stem = self.name + (f"-{suffix}" if suffix else "")
-        where = self.results if stem in SHOWN else self.details
-        where.mkdir(parents=True, exist_ok=True)
-        figure.savefig(where / f"{stem}.svg", metadata={"Date": None}, dpi=130)  # dpi: of rasterized parts
-        pyplot().close(figure)
-        if where == self.results:
-            self.text += f"\n![{stem}]({stem}.svg)\n"
+        stem = f"{self.name}-{suffix}"
+        self.results.mkdir(parents=True, exist_ok=True)
+        figure.savefig(self.results / f"{stem}.svg", metadata={"Date": None})
+        pyplot.close(figure)
+        self.text += f"\n![{stem}]({stem}.svg)\n"
 
     def write(self) -> None:
         """Write NAME.md (the text and the parameters) and NAME.json (`data`)."""
@@ -270,14 +154,3 @@ def show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def pyplot() -> Any:
-    """matplotlib.pyplot without a display. Imported on first use, because the import takes a second."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "sluice", "font.family": "DejaVu Sans"}
-    from matplotlib import pyplot as plt
-
-    return plt

@@ -78,6 +78,19 @@ def stop_on_signal(loop: Any) -> None:
     signal.signal(signal.SIGINT, stop)
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT has come. Any other KeyboardInterrupt is one that some code has raised."""
+
+
+def interrupt_on_signal() -> None:
+    """At SIGINT raise Interrupted."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise Interrupted
+
+    signal.signal(signal.SIGINT, interrupt)
+
+
 def exit_on_signal() -> None:
     """At SIGTERM or SIGINT exit with status 0: supervisord logs other ends as not expected."""
     for number in signal.SIGTERM, signal.SIGINT:

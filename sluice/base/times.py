@@ -6,8 +6,13 @@ clock that has stepped could delete or delay has a bound.
 
 from __future__ import annotations
 
+import contextlib
+import time
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @lru_cache(maxsize=4096)
@@ -20,6 +25,19 @@ def second(seconds: int) -> str:
 def instant(microseconds: int) -> str:
     """Microseconds since 1970 as ISO 8601 in UTC with milliseconds."""
     return f"{second(microseconds // 1_000_000)}.{microseconds // 1000 % 1000:03d}Z"
+
+
+def uptime() -> float:
+    """Seconds since this machine was booted, also those in which it slept; no clock that is set changes them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@cache
+def boot() -> str:
+    """What no other boot of any machine has; "" if the system does not say it."""
+    with contextlib.suppress(OSError):
+        return BOOT.read_text().strip()
+    return ""
 
 
 def microseconds(text: str) -> int:

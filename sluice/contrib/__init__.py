@@ -1,0 +1,1 @@
+"""What is optional, a folder each; see `sluice.registry`. Any of them can be deleted."""

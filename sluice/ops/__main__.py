@@ -17,14 +17,14 @@ import sys
 from pathlib import Path
 
 from sluice import registry, settings
-from sluice.base import screen
+from sluice.base import daemon, screen
 
 ROOT = Path(__file__).parents[2]
 
 CORE = {
     verb: f"sluice.ops.{verb}"
     for verb in (
-        *("status", "tail", "peek", "dead", "replay", "bury", "release", "purge", "expire"),
+        *("status", "tail", "peek", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
         *("reload", "drain", "undrain", "backup", "restore"),
     )
 }
@@ -66,8 +66,8 @@ def parser(verb: str) -> argparse.ArgumentParser:
         module.arguments(own)
         own.set_defaults(run=module.run)
         return whole
-    for name, module in known.items():
-        file = ROOT / f"{module.replace('.', '/')}.py"
+    for name, target in known.items():
+        file = ROOT / f"{target.replace('.', '/')}.py"
         if file.exists():  # not the drill, in an installed package
             first = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0].rstrip(".")
             lines.add_parser(name, help=first[:1].lower() + first[1:])
@@ -85,17 +85,13 @@ def main(words: list[str]) -> int:
         print(f"sluice {version()}") if arguments.version else whole.print_help()
         return 0
 
-    from sluice.spool.errors import SPOOL_ERRORS, NotWithKafka, in_one_line
+    from sluice.spool.errors import SPOOL_ERRORS, NoSuchVerb, in_one_line
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
         return int(arguments.run(arguments, settings.load()))
-    except (settings.SettingError, NotWithKafka) as error:
+    except (settings.SettingError, registry.NotInstalled, NoSuchVerb) as error:
         return settings.complain(error)
-    except ModuleNotFoundError as error:
-        if error.name != "confluent_kafka":
-            raise
-        return settings.complain(f"INGEST_SPOOL=kafka://… needs {error.name}: bin/provision kafka installs it.")
     except SPOOL_ERRORS as error:
         screen.complain(in_one_line(error))
     except Unavailable as error:
@@ -107,6 +103,7 @@ def main(words: list[str]) -> int:
 
 def command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
+    daemon.interrupt_on_signal()
     try:
         status = main(sys.argv[1:])
         if sys.stdout:  # it may be closed

@@ -1,9 +1,8 @@
 """Copy the whole database to a file while everything runs.
 
 The copy is the database of one moment. FILE appears, or replaces an older copy, once the copy is whole and on disk; a
-backup that is killed leaves only a FILE.….part, which can be deleted. Of SQLite, FILE is a database; of PostgreSQL, an
-archive of pg_dump of Sluice's tables. Bodies that wait in Redis are not in it: they are stored later, also after a
-restore.
+backup that is killed leaves only a FILE.….part, which can be deleted. FILE has the form of the database's own tools.
+Bodies that wait in Redis are not in it: they are stored later, also after a restore.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ from typing import Any
 
 from sluice import ledger
 from sluice.base import screen
-from sluice.contrib.destinations.registry import open_elsewhere
-from sluice.settings import Settings
+from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
-from sluice.store.registry import open_store
+from sluice.store.registry import open_elsewhere, open_store
 from sluice.store.store import Store, retried
 from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
@@ -34,20 +33,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SEQ",
         nargs="?",
         type=number,
-        help="only the body with this sequence number; Kafka: PARTITION:NUMBER",
+        help="only the body with this sequence number, as `peek` shows it",
+    )
+    parser.epilog = (
+        "exit status: 0; 1 if the answer is no, or Redis or the database is unavailable; 2 if a setting is invalid, or "
+        "there is no such stream or no such body is claimed"
     )
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "bury")
     bodies, buried = sum(1 for _ in inspector.claimed(name, arguments.seq)), 0
+    if not bodies and arguments.seq:
+        raise SettingError(f"{name}: no body {arguments.seq} is claimed.")
     if not bodies:
         print(f"{screen.shown(name)}: no such body is claimed.")
         return 0
     if not screen.confirmed(arguments, f"{name}: bury {bodies} claimed bodies?"):
         return 1
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s.rows, streams))
+    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s, streams))
     deadline = time.monotonic() + PATIENCE_SECONDS
     for claim, received, item in inspector.claimed(name, arguments.seq):
         body = Body(claim.first, received, item, (), (Reject(item, REASON, True),))

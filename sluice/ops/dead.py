@@ -11,6 +11,7 @@ import json
 import shutil
 from typing import Any
 
+from sluice import dead_letters
 from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.base.times import instant
@@ -23,8 +24,7 @@ from sluice.streams.message import after_head
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
-    parser.add_argument("--stream", metavar="NAME", help="only letters of this stream")
+    dead_letters.arguments(parser)
     parser.add_argument("--limit", metavar="N", type=screen.whole_number, default=10, help="how many to show (10)")
     parser.add_argument("--full", action="store_true", help="show whole bodies")
     parser.add_argument("--json", action="store_true", help="print JSON")

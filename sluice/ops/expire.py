@@ -2,7 +2,7 @@
 
 They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
 Of cells that share the database, the longest INGEST_KEEP counts.
-A partition of PostgreSQL is dropped when all of its rows are too old, so some rows stay until then.
+A partition of a table is dropped when all of its rows are too old, so some rows stay until then.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from functools import partial
 
 from sluice.base import screen
-from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.base.times import uptime
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
-from sluice.store.registry import open_store
+from sluice.store.registry import open_elsewhere, open_store
 from sluice.store.store import retried
 from sluice.streams.built_in import load_streams
 
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s.rows, streams))
+    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")
@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         if not arguments.catch_up:
             with store.transaction(read=True) as db:
                 done = store.get_horizon(db, name) or store.present(db) - age * 1_000_000
-            before = min(until, done + SLACK_SECONDS * 1_000_000)
+            believed = (store.believed() or 0) + int((uptime() - age) * 1e6)
+            before = min(until, max(done + SLACK_SECONDS * 1_000_000, believed))
         table = "dead_letters" if name == DEAD else name
         old = store.overdue(table, before)
         if not arguments.dry_run:

@@ -1,7 +1,8 @@
 """Discard the READY bodies of a stream, or with --missing count those as purged that are gone. This cannot be undone.
 
 `status` shows how many were purged.
-After --missing, `missing` is 0 until other bodies are missing: for a restored copy, or a disk that was lost.
+After --missing, `missing` is 0 until other bodies are missing: for a restored copy, or a disk that was lost. If it is
+below 0, because bodies were counted as purged that were not, these are no longer.
 Bodies that arrive while the question is on the screen stay, and so do claimed bodies.
 """
 
@@ -44,8 +45,23 @@ def write_off(arguments: argparse.Namespace, s: Settings, inspector: Inspector) 
     if not missing:
         print(f"{screen.shown(name)}: no body is missing.")
         return 0
+    if missing < 0:
+        return take_back(arguments, inspector, -missing, found["streams"][name]["purged"] or 0)
     if not screen.confirmed(arguments, f"{name}: {missing} accepted bodies are missing; count them as purged?"):
         return 1
     inspector.write_off(name, missing)
     print(f"{screen.shown(name)}: {missing} bodies are counted as purged")
+    return 0
+
+
+def take_back(arguments: argparse.Namespace, inspector: Inspector, bodies: int, purged: int) -> int:
+    name = arguments.stream
+    if bodies > purged:
+        screen.complain(f"{name}: {bodies} bodies more are counted than were accepted, and only {purged} as purged")
+        return 1
+    question = f"{name}: {bodies} bodies more are counted than were accepted; count them as purged no longer?"
+    if not screen.confirmed(arguments, question):
+        return 1
+    inspector.write_off(name, -bodies)
+    print(f"{screen.shown(name)}: {bodies} bodies are no longer counted as purged")
     return 0

@@ -1,7 +1,8 @@
 """Put the copy of a backup in the place of the database.
 
 It happens as a whole or not at all, and everything may run meanwhile. What was stored after the backup is gone, and the
-ledger counts it as missing; what waits in Redis is stored. No body is stored twice. Views are built again.
+ledger counts it as missing; what waits in Redis is stored. No body is stored twice. What
+follows the rows is built again.
 """
 
 from __future__ import annotations

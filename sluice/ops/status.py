@@ -1,7 +1,7 @@
 """Show the ledger: where the accepted bodies of each stream are.
 
 accepted = ready + claimed + stored + dead + duplicate + missing, counted in bodies; besides those that were purged and
-those whose dead letters were deleted by age. missing is 0, under any load. stored is the number that was ever stored.
+those whose dead letters were deleted. missing is 0, under any load. stored is the number that was ever stored.
 oldest is the age of the oldest body that is not yet in the database.
 With --all: the cells that store in this database, each from the figures that it published there last.
 """
@@ -15,6 +15,7 @@ from sluice.account import STATES, Figures, sums
 from sluice.base import screen
 from sluice.ledger import Observer, complaints, discrepancies
 from sluice.settings import SettingError, Settings
+from sluice.store import bounds
 from sluice.store.registry import open_store
 
 
@@ -63,9 +64,14 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
             print(f"{name}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one.")
         if row["purged"]:
             print(f"{name}: {row['purged']} accepted bodies were discarded by `{screen.PROGRAM} purge`.")
+        if lasts := row.get("keys_seconds"):
+            print(
+                f"{name}: at this rate keys are kept for {screen.ago(lasts)}, less than INGEST_UNIQUE: at most "
+                f"{bounds.MAX_KEYS:,} of a stream are."
+            )
         if row["deleted"] or row["expired"]:
             rows, bodies = row["deleted"], row["expired"]
-            print(f"{name}: deleted by age (INGEST_KEEP): {rows} rows, and the dead letters of {bodies} bodies.")
+            print(f"{name}: deleted: {rows} rows by age (INGEST_KEEP), and the dead letters of {bodies} bodies.")
 
 
 def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -> None:
@@ -76,8 +82,14 @@ def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -
     print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *columns(sums(cells or ()))]]))
 
 
+def oldest(row: Figures) -> str:
+    """The age of the oldest body; "" if there is none."""
+    if row["ready"] is None:
+        return "?"
+    return "" if row["oldest_seconds"] is None else screen.ago(row["oldest_seconds"])
+
+
 def columns(row: Figures) -> list[str]:
     """The figures of a line of the table; ? for an unknown one."""
     known = ["?" if row[state] is None else str(row[state]) for state in STATES]
-    oldest = row["oldest_seconds"]
-    return [*known, "" if oldest is None else screen.ago(oldest)]
+    return [*known, oldest(row)]

@@ -1,7 +1,7 @@
 """Show the bodies of a stream as they arrive, without taking them.
 
 Ctrl-C ends it. The list is read 200 times a second. Bodies that arrive and are stored between two reads are counted,
-not shown. With Kafka none is left out.
+not shown.
 """
 
 from __future__ import annotations

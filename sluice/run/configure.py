@@ -261,7 +261,7 @@ def supervisor_configuration(s: settings.Settings) -> str:
             reader=" ".join(f'--bind "unix:{plain(path)}"' for path in s.reader_sockets),
             own_redis=s.has_own_redis,
             views=s.views != "off",
-            views_redis=s.views != "off" or s.has_kafka,
+            views_redis=s.has_scratch_redis,
             redis=shutil.which("redis-server", path=path),
             nginx=shutil.which("nginx", path=path),
             user="user=root" if os.geteuid() == 0 else "",
@@ -288,7 +288,7 @@ def write(s: settings.Settings, files: int = 0) -> None:
         (s.home / name).mkdir(mode=0o700, exist_ok=True)
     views_redis = replaced(
         (ROOT / "deploy/redis/views.conf").read_text(),
-        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.views_redis)}"),
+        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.scratch_redis)}"),
         ("dir /run/sluice", f"dir {quoted(s.home / 'run')}"),
         ("maxmemory 268435456", f"maxmemory {s.views_memory}"),
     )

@@ -168,7 +168,7 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
         units.append("sluice-scale.service")
     if s.views != "off":
         units += VIEWS
-    elif s.has_kafka:
+    elif s.has_scratch_redis:
         units += VIEWS[:1]  # what the processes count is kept there
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(units):

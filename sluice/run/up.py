@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -23,8 +22,8 @@ from sluice import settings
 from sluice.base import screen
 from sluice.contrib import views
 from sluice.contrib.access import keys
-from sluice.contrib.access.signature import PublicKey
-from sluice.routes import load_routes, load_signed
+from sluice.contrib.access.signature import PublicKey, load_signed
+from sluice.routes import load_routes
 from sluice.run import configure, launch
 from sluice.run.configure import ROOT
 
@@ -79,13 +78,12 @@ def check(s: settings.Settings) -> None:
 
 def check_paths(s: settings.Settings) -> None:
     """Raises: SettingError if nginx or Redis would read the path of a setting as another one."""
-    for row in dataclasses.fields(s):
-        value = getattr(s, row.name)
-        if isinstance(value, Path) or (row.name == "spool" and s.has_own_redis):
+    for name, value in s.values().items():
+        if isinstance(value, Path) or (name == "spool" and s.has_own_redis):
             try:
                 configure.quoted(value)
             except settings.SettingError as error:
-                raise settings.SettingError(f"{settings.variable(row)}: {error}") from None
+                raise settings.SettingError(f"{settings.variable(name)}: {error}") from None
 
 
 def check_home(home: Path) -> None:
@@ -144,7 +142,7 @@ def check_addresses(s: settings.Settings) -> None:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise Failed(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
     own = [(s.spool, "its own Redis")] if s.has_own_redis else []
-    for path, whose in *own, (s.views_redis, "that of the views"):
+    for path, whose in *own, (s.scratch_redis, "that of the views"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(path)
@@ -293,7 +291,7 @@ def announce(s: settings.Settings) -> None:
     read = READ.format(short=short, curl=curl) if "/votes/tally" in views.load(s) else ""
     elsewhere = ""
     if not s.has_own_redis:
-        name = "Kafka" if s.has_kafka else "Redis"
+        name = "Kafka" if s.spool.startswith("kafka:") else "Redis"
         elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
     if os.geteuid() == 0:
         elsewhere += AS_ROOT
@@ -304,13 +302,13 @@ def announce(s: settings.Settings) -> None:
 
 def main() -> None:
     s = settings.load_or_exit()
-    for name in sorted(name for name in os.environ if name.startswith("INGEST_") and name not in settings.NAMES):
+    for name in sorted(name for name in os.environ if name.startswith("INGEST_") and name not in settings.variables()):
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
     # absolute: bin/sluice reload reads the files again, from another directory
-    paths = {settings.variable(row): getattr(s, row.name) for row in dataclasses.fields(s)}
+    paths = {settings.variable(name): value for name, value in s.values().items()}
     os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
     os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):

@@ -1,36 +1,34 @@
 """The list between gateway and worker: the Redis contract and its three users, inlet, outlet and inspector.
 
-In `kafka` are the same three for Kafka in the list's place. The functions here choose by INGEST_SPOOL. What processes
-count and report goes to the list's Redis; with Kafka, to `figures`, the address of a Redis on the same machine.
+What INGEST_SPOOL names by another scheme is a contribution with the same three. The functions here choose. What
+processes count and report goes to `figures`, the address of a Redis: that of the list, unless the list is in none.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sluice import registry
 
 if TYPE_CHECKING:
     from sluice.spool.inlet import Inlet
     from sluice.spool.inspector import Inspector
     from sluice.spool.outlet import Outlet
 
-KAFKA = "kafka://"
-
 
 def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways: int) -> Inlet:
-    if spool.startswith(KAFKA):
-        from sluice.contrib.kafka import inlet as kafka
-
-        return kafka.Inlet(spool, figures, max_bytes, gateways)
+    if known := other(spool, "inlet:Inlet"):
+        opened: Inlet = known(spool, figures, max_bytes, gateways)
+        return opened
     from sluice.spool import inlet
 
     return inlet.Inlet(spool, replicas=replicas, max_bytes=max_bytes, gateways=gateways)
 
 
 def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
-    if spool.startswith(KAFKA):
-        from sluice.contrib.kafka import outlet as kafka
-
-        return kafka.Outlet(spool, figures)
+    if known := other(spool, "outlet:Outlet"):
+        opened: Outlet = known(spool, figures)
+        return opened
     from sluice.spool import outlet
 
     return outlet.Outlet(spool, replicas=replicas)
@@ -38,10 +36,23 @@ def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
 
 def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
     """The operator's side. timeout: seconds to wait for one reply of Redis."""
-    if spool.startswith(KAFKA):
-        from sluice.contrib.kafka import inspector as kafka
-
-        return kafka.Inspector(spool, figures, timeout)
+    if known := other(spool, "inspector:Inspector"):
+        opened: Inspector = known(spool, figures, timeout)
+        return opened
     from sluice.spool import inspector
 
     return inspector.Inspector(spool, timeout)
+
+
+def other(spool: str, name: str) -> Any:
+    """A class of what is in the list's place; None: the list is in Redis. Raises: NotInstalled."""
+    entry = registry.of_url("spools", spool)
+    if entry is None or entry.is_redis:
+        return None
+    try:
+        return registry.load(f"{entry.target}.{name}")
+    except ImportError as error:
+        lacks = entry.lacks(error)
+        if isinstance(lacks, registry.NotInstalled):
+            lacks = registry.NotInstalled(f"INGEST_SPOOL={spool.partition('://')[0]}://… {lacks}")
+        raise lacks from error

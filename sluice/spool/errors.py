@@ -29,23 +29,19 @@ class NewerLayout(Exception):
         super().__init__(f"{where} has layout {layout}, and this version of Sluice knows only {known}: update Sluice")
 
 
-class KafkaUnavailable(Exception):
-    """Kafka does not answer, or refuses. reason: in one line."""
-
-    def __init__(self, reason: object) -> None:
-        super().__init__(f"Kafka is unavailable: {reason}")
-        self.reason = reason
+class SpoolUnavailable(Exception):
+    """What is in the list's place of Redis does not answer, or refuses. The text is one line, and names it."""
 
 
-SPOOL_ERRORS = RedisError, KafkaUnavailable  # what every function of inlet, outlet and inspector may raise
+SPOOL_ERRORS = RedisError, SpoolUnavailable  # what every function of inlet, outlet and inspector may raise
 
 
 def in_one_line(error: Exception) -> str:
-    return str(error) if isinstance(error, KafkaUnavailable) else f"Redis is unavailable: {error}"
+    return str(error) if isinstance(error, SpoolUnavailable) else f"Redis is unavailable: {error}"
 
 
-class NotWithKafka(Exception):
-    """A verb that Kafka's own tools do better. The text says which tool."""
+class NoSuchVerb(Exception):
+    """A verb that the tools of what is in the list's place do better. The text says which tool."""
 
 
 class Lost(Exception):

@@ -62,7 +62,7 @@ class Inspector:
         self.redis = client(address, timeout, redis_connect_func=contract.read_layout)
 
     def require(self, verb: str) -> None:
-        """Whether there is such a verb for this spool. Raises: NotWithKafka."""
+        """Whether there is such a verb for this spool. Raises: NoSuchVerb."""
 
     def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
         """The state of a stream. replicas: number of replicas of Redis that are asked to confirm it, at least."""

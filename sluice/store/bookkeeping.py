@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
+from sluice.base.times import boot, uptime
+from sluice.parsers import DAY
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
 from sluice.store.types import CellFigures, Epoch, Ledger, Row, Unpublished, shown
@@ -42,6 +44,9 @@ LATE_SECONDS = 45
 
 LAST_KEY = b"\xff" * 17
 KEYS = "batches_keys"  # the horizon of keys has this name
+# Names that no stream has: when a machine was booted; how far a pass over all keys is
+BOOTED, PASS = "boot {}", "pass "
+DAYS_BELIEVED = 2  # that a machine was off: a clock may be wrong
 PUT_HORIZON = """
 INSERT INTO batches_horizons (stream, until) VALUES (?, ?)
 ON CONFLICT (stream) DO UPDATE SET until = excluded.until"""
@@ -271,11 +276,12 @@ class Bookkeeping(ABC, Generic[Db]):
             self.swept[""] = end
         return "" in self.swept
 
-    def delete_letters(self, letters: list[int]) -> None:
+    def delete_letters(self, letters: list[int]) -> int | None:
+        """Delete dead letters, and count the bodies that have none left; how many there were. None: not now."""
         with self.transaction() as db:
             # two that delete letters of one body at once would each see the other's, and neither would count the body
             if not self.run(db, self.ALONE)[0][0]:
-                return
+                return None
             numbers = ", ".join("?" * len(letters))
             present = f"SELECT id FROM dead_letters WHERE id IN ({numbers}) {self.SKIP_LOCKED}"
             gone = self.run(
@@ -287,13 +293,17 @@ class Bookkeeping(ABC, Generic[Db]):
                     epoch = self.run(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
                     self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
             self.fold_again(db, {batch for _, batch, _ in gone})
+        return len(gone)
 
-    def expire_keys(self, above: bytes, before: Mapping[str, int]) -> tuple[bytes, Counter[str]]:
+    def expire_keys(
+        self, above: bytes, before: Mapping[str, int], recent: int = 0
+    ) -> tuple[bytes, Counter[str], Counter[str]]:
         """Look at the next keys, and delete the old ones.
 
         above: the key behind which to look. before: stream -> the time before which a key is old (seconds since 1970);
-            keys of other streams are old before all of these.
-        Returns the last one of them (LAST_KEY behind all), and how many are left of each stream.
+            keys of other streams are old before all of these. recent: such a time, too.
+        Returns the last one of them (LAST_KEY behind all), how many are left of each stream, and how many of these are
+        not older than `recent`.
         """
         is_old = "CASE stream {} ELSE at < ? END".format(" ".join("WHEN ? THEN at < ?" for _ in before))
         ages = [*(value for pair in before.items() for value in pair), min(before.values())]
@@ -302,13 +312,15 @@ class Bookkeeping(ABC, Generic[Db]):
             end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {bounds.SEARCH_ROWS - 1}"
             (last,) = (self.run(db, end, (above,)) or [(LAST_KEY,)])[0]
             counted = (
-                f"SELECT stream, count(*), sum(CASE WHEN {is_old} THEN 1 ELSE 0 END) {part} AND key <= ? GROUP BY 1"
+                f"SELECT stream, count(*), sum(CASE WHEN {is_old} THEN 1 ELSE 0 END), "
+                f"sum(CASE WHEN at >= ? THEN 1 ELSE 0 END) {part} AND key <= ? GROUP BY 1"
             )
-            found = self.run(db, counted, (*ages, above, last))
-        if any(old for _, _, old in found):
+            found = self.run(db, counted, (*ages, recent, above, last))
+        if any(old for _, _, old, _ in found):
             with self.transaction() as db:
                 self.run(db, f"DELETE {part} AND key <= ? AND {is_old}", (above, last, *ages))
-        return last, Counter({stream: int(count - old) for stream, count, old in found})
+        left = Counter({stream: int(count - old) for stream, count, old, _ in found})
+        return last, left, Counter({stream: int(new) for stream, _, _, new in found})
 
     def horizon(self, name: str) -> int:
         """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age; 0: never.
@@ -327,16 +339,45 @@ class Bookkeeping(ABC, Generic[Db]):
         """Before a process stores anything: a horizon where there is none, so that the first deletion has one, too.
 
         ages: name -> seconds.
+        Also the latest time at which this machine may have been booted: DAYS_BELIEVED after the last time that the
+        database knows. A machine without a clock of its own gets the time soon after.
         """
-        known = {name for (name,) in self.run(db, "SELECT stream FROM batches_horizons")}
-        for name in sorted(ages.keys() - known):
+        known = dict[str, int](self.run(db, "SELECT stream, until FROM batches_horizons"))
+        if (booted := BOOTED.format(boot())) not in known:
+            last = max(self.last_batch(db), known.get(KEYS, 0))
+            until = last + DAYS_BELIEVED * DAY * 1_000_000 if last else int(time.time() * 1e6)
+            self.put_horizons(db, {booted: until - int(uptime() * 1e6)})
+        for name in sorted(ages.keys() - known.keys()):
             self.run(db, PUT_HORIZON, (name, self.present(db) - ages[name] * 1_000_000))
+
+    def believed(self) -> int | None:
+        """The latest time at which this machine may have been booted (microseconds since 1970); None: unknown."""
+        return (boot() and self.horizon(BOOTED.format(boot()))) or None
+
+    def put_horizons(self, db: Db, horizons: Mapping[str, int]) -> None:
+        for name, until in horizons.items():
+            self.run(db, PUT_HORIZON, (name, until))
+
+    def last_batch(self, db: Db) -> int:
+        """When the last batch was stored (microseconds since 1970), or 0."""
+        last = self.run(db, f"SELECT {self.MICROS.format('persisted_at')} FROM batches ORDER BY id DESC LIMIT 1")
+        return int(last[0][0] or 0) if last else 0
+
+    def horizons(self, beginning: str) -> dict[str, int]:
+        """What is noted with names that begin so, by the rest of the name. See `note_horizons` and `KeyExpiry`."""
+        asked = "SELECT stream, until FROM batches_horizons WHERE substr(stream, 1, ?) = ?"
+        with self.transaction(read=True) as db:
+            found = self.run(db, asked, (len(beginning), beginning))
+        return {name.removeprefix(beginning): int(until) for name, until in found}
 
     def present(self, db: Db) -> int:
         """The time (microseconds since 1970) by the clock, or of the last batch if that is earlier."""
-        last = self.run(db, f"SELECT {self.MICROS.format('persisted_at')} FROM batches ORDER BY id DESC LIMIT 1")
-        return min([int(time.time() * 1e6), *(int(each) for (each,) in last if each)])
+        now = int(time.time() * 1e6)
+        return min(now, self.last_batch(db) or now)
 
     def set_horizon(self, name: str, until: int) -> None:
+        self.set_horizons({name: until})
+
+    def set_horizons(self, horizons: Mapping[str, int]) -> None:
         with self.transaction() as db:
-            self.run(db, PUT_HORIZON, (name, until))
+            self.put_horizons(db, horizons)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sluice.store.registry import DATABASES, database_of, open_store
+from sluice.store.registry import database_of, databases, module_of, open_store
 
 HOLDS = "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)"
 Progress = Callable[[float], None]  # called with the share that is done
@@ -30,7 +30,7 @@ def backup(url: str, file: Path, progress: Progress) -> None:
     Raises: Unavailable, CannotCopy; OSError if the file cannot be written.
     """
     with contextlib.closing(open_store(url, {}, make=False)) as store, new_file(file) as part:
-        database_of(url).module("copies").backup(store, part, progress)
+        module_of(database_of(url), "copies").backup(store, part, progress)
 
 
 def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
@@ -42,12 +42,12 @@ def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
     here = database_of(url)
     with open(file, "rb") as opened:
         head = opened.read(16)
-    made = next((each.name for each in DATABASES if head.startswith(each.magic)), None)
+    made = next((each.name for each in databases() if head.startswith(each.magic)), None)
     if made is None:
         raise CannotCopy(f"{file} is no backup")
     if made != here.name:
         raise CannotCopy(f"{file} is a backup of {made}, and INGEST_STORE is {here.name}")
-    copies = here.module("copies")
+    copies = module_of(here, "copies")
     copies.check(file)
     with contextlib.closing(open_store(url, {})) as store:
         with store.transaction() as db:

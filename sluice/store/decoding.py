@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sluice.base.counters import Histogram
+from sluice.base.daemon import Interrupted
 from sluice.spool.claim import Claim
 from sluice.store import bounds
 from sluice.store.types import Body
@@ -65,7 +66,7 @@ def decode_claim(
         try:
             decoded = decode(item, limits) if seq % SAMPLE else timed(stream, item, limits, times)
             records, rejects = decoded.records, decoded.rejects
-        except Exception as error:  # a user's decoder may raise anything, and return anything
+        except BaseException as error:  # a user's decoder may raise anything, and return anything
             decoded = failed(stream.name, item, error)
             records, rejects = decoded.records, decoded.rejects
         count = len(records) + len(rejects)
@@ -101,7 +102,12 @@ def timed(stream: Stream, item: bytes, limits: Limits, times: Histogram) -> Deco
 
 
 def failed(stream: str, item: bytes, error: BaseException) -> Decoded:
-    """One reject of an item whose decoder raised."""
+    """One reject of an item whose decoder raised anything: also SystemExit, or a KeyboardInterrupt of its own.
+
+    Raises: Interrupted, which the decoder did not raise.
+    """
+    if isinstance(error, Interrupted):
+        raise error
     log.error("%s: the decoder failed\n%s", stream, trace(error))
     return Decoded((), (Reject(item, f"the decoder failed: {type(error).__name__}", True),))
 

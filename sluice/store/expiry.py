@@ -9,18 +9,25 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from sluice.base import times
 from sluice.base.override import override
 from sluice.base.screen import ago
 from sluice.parsers import DEAD
 from sluice.store import bounds
-from sluice.store.bookkeeping import KEYS, LAST_KEY
+from sluice.store.bookkeeping import BOOTED, KEYS, LAST_KEY, PASS
 from sluice.store.store import Store
 
 log = logging.getLogger("sluice.worker")
 
-CATCH_UP = 2  # deletion by age, after an outage or because a clock is ahead: times as fast as time passes
+CATCH_UP = 2  # deletion by age, if the clock has moved: times as fast as time passes
+STEP_MICROS = 60_000_000  # a smaller difference between clock and uptime is no step
+SETTLED_SECONDS = 3600.0  # after a boot, from when on the clock goes as the uptime does
+RECENT_SECONDS = 600  # in which the rate of keys is counted
+NOTE_SECONDS = 2.0  # between two notes of how far a pass over all keys is
+AT_BYTES = 7  # of a key; as a number they fit into 64 bits
 EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
@@ -44,15 +51,19 @@ class Expiry:
     Other cells may have rows in this table. Nothing is deleted that one of them keeps, also if it is gone: an operator
     says so (`status --forget`).
 
-    A clock that jumps ahead must not delete what is kept. So the database has the time up to which was deleted, and
-    that time moves on at most CATCH_UP times as fast as this process can tell by its monotonic clock.
+    A clock that jumps ahead must not delete what is kept. So the database has the time up to which was deleted. That
+    time follows the clock as long as the clock goes as the uptime of the machine does, whichever process looks. If the
+    clock has moved, or the machine was off for more than DAYS_BELIEVED, the time is moved on CATCH_UP times as fast as
+    time passes.
     """
 
     def __init__(self, name: str, age: int) -> None:
         self.name, self.age, self.slack = name, age, age / EXPIRE_PART
-        self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; monotonic
+        self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; uptime
+        self.booted: int | None = None  # see `Bookkeeping.believed`
         self.noted = 0  # the time that the database has
         self.keeper = ""  # a cell that keeps it longer
+        self.behind = False
 
     def step(self, store: Store[Any]) -> bool:
         """Delete some; whether there may be more. Raises: Unavailable."""
@@ -64,19 +75,37 @@ class Expiry:
                 log.warning("%s: kept %s, as the cell %s keeps it; `status --forget` ends that", self.name, how, keeper)
         if age is None:
             return False
-        before, now = int((time.time() - age) * 1e6), time.monotonic()
+        present, now = int(time.time() * 1e6), times.uptime()
+        before = present - int(age * 1e6)
         if self.since is None:
-            self.noted = store.horizon(self.name)
+            self.noted, self.booted = store.horizon(self.name), store.believed()
             self.since = self.noted or before, now
         allowed = self.since[0] + int(CATCH_UP * (now - self.since[1]) * 1e6)
-        if before > allowed + self.slack * 1e6:
-            ahead = (before - allowed) / 1e6
-            log.warning("%s: the clock is %s ahead of the last deletion by age; catching up", self.name, ago(ahead))
+        if self.booted is not None:
+            allowed = max(allowed, self.booted + int((now - age) * 1e6))
+        self.tell(before - allowed)
+        noted: dict[str, int] = {}
+        booted = present - int(now * 1e6)
+        settled = self.booted is not None and now > SETTLED_SECONDS and not self.behind
+        if settled and abs(booted - (self.booted or 0)) > STEP_MICROS:
+            noted = {BOOTED.format(times.boot()): booted}
+            self.booted = booted
         before = min(before, allowed)
         if before > self.noted + 1e6 * self.pause() / 2:
-            store.set_horizon(self.name, before)
-            self.noted = before
+            noted[self.name] = self.noted = before
+        if noted:
+            store.set_horizons(noted)
         return self.delete(store, before)
+
+    def tell(self, behind: int) -> None:
+        """Log a line when catching up begins, and one when it ends. behind: microseconds."""
+        if behind > max(self.slack * 1e6, STEP_MICROS) and not self.behind:
+            self.behind = True
+            text = "%s: the clock is %s ahead of what has passed since the last deletion by age; catching up"
+            log.warning(text, self.name, ago(behind / 1e6))
+        elif behind <= 0 and self.behind:
+            self.behind = False
+            log.info("%s: deletion by age has caught up", self.name)
 
     def delete(self, store: Store[Any], before: int) -> bool:
         """Delete some that are older than a time (microseconds since 1970); whether there may be more."""
@@ -92,6 +121,10 @@ class KeyExpiry(Expiry):
 
     Its age is 0, so that its horizon is a present: the same for all cells and streams, whatever age each has set, and
     no key is older when it is put.
+
+    A pass over all keys may take longer than this process lives. So the database has where it is (`at`, the first bytes
+    of a key), what it has counted (`kept STREAM`, `recent STREAM`), and what the last one has found: the millionths of
+    their age for which keys are kept (`share STREAM`), and how many came in RECENT_SECONDS (`rate STREAM`).
     """
 
     def __init__(self, ages: Mapping[str, int]) -> None:
@@ -99,27 +132,65 @@ class KeyExpiry(Expiry):
         super().__init__(KEYS, 0)
         self.own, self.ages = ages, ages
         self.slack = max(ages.values()) / EXPIRE_PART
-        self.at = b""  # the last key that was looked at
-        self.kept = Counter[str]()  # in this pass
+        self.at: bytes | None = None  # the last key that was looked at; None: not known yet
+        self.kept, self.recent = Counter[str](), Counter[str]()  # in this pass
         self.shares = dict.fromkeys(ages, 1.0)  # of their age to which keys are kept now
+        self.short = set[str]()  # streams whose keys are not kept for all of their age
+        self.due = 0.0  # uptime: when to note how far the pass is
 
     @override
     def delete(self, store: Store[Any], before: int) -> bool:
         now = before // 1_000_000
-        if not self.at:
+        if self.at is None:
+            self.resume(store.horizons(PASS))
+        if not self.at or self.ages is self.own:
             self.ages = dict(self.own)
             for _, theirs in store.settings("unique"):
                 self.ages |= {name: max(age, self.ages.get(name, 0)) for name, age in theirs.items()}
-            self.shares = {stream: self.shares.get(stream, 1.0) for stream in self.ages}
-        old = {stream: now - int(age * self.shares[stream]) for stream, age in self.ages.items()}
-        self.at, kept = store.expire_keys(self.at, old)
+        shares = {stream: self.shares.get(stream, 1.0) for stream in self.ages}
+        old = {stream: now - int(age * shares[stream]) for stream, age in self.ages.items()}
+        self.at, kept, recent = store.expire_keys(self.at or b"", old, now - RECENT_SECONDS)
         self.kept += kept
-        if self.at != LAST_KEY:
-            return True
-        for stream, share in self.shares.items():
+        self.recent += recent
+        if more := self.at != LAST_KEY:
+            if times.uptime() >= self.due:
+                self.note(store, self.at)
+            return more
+        noted: dict[str, int] = {}
+        for stream, share in shares.items():
             count = self.kept[stream]
             self.shares[stream] = share = min(1.0, share * bounds.MAX_KEYS / max(1, count))
-            if share < 1:
+            noted |= {f"share {stream}": int(share * 1e6), f"rate {stream}": self.recent[stream]}
+            if share < 1 and stream not in self.short:
                 log.warning("%s: keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", stream, 100 * share, count)
-        self.at, self.kept = b"", Counter()
+            (self.short.discard if share == 1 else self.short.add)(stream)
+        gone = {f"{what} {stream}": 0 for stream in self.kept | self.recent for what in ("kept", "recent")}
+        self.at, self.kept, self.recent = b"", Counter(), Counter()
+        self.note(store, self.at, gone | noted)
         return False
+
+    def resume(self, noted: Mapping[str, int]) -> None:
+        """Go on with the pass that a process before this one has begun."""
+        self.at = noted.get("at", 0).to_bytes(AT_BYTES, "big").rstrip(b"\0")
+        for name, value in noted.items():
+            what, _, stream = name.partition(" ")
+            if what == "share":
+                self.shares[stream] = value / 1e6
+            elif what in ("kept", "recent") and self.at:
+                (self.kept if what == "kept" else self.recent)[stream] = value
+        self.short = {stream for stream, share in self.shares.items() if share < 1}
+
+    def note(self, store: Store[Any], at: bytes, more: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.due = times.uptime() + NOTE_SECONDS
+        counted = {f"kept {stream}": n for stream, n in self.kept.items()}
+        counted |= {f"recent {stream}": n for stream, n in self.recent.items()} | dict(more)
+        counted["at"] = int.from_bytes(at[:AT_BYTES].ljust(AT_BYTES, b"\0"), "big")
+        store.set_horizons({PASS + name: value for name, value in counted.items()})
+
+
+def kept_seconds(store: Store[Any], stream: str, age: int) -> float:
+    """For how long keys of a stream are kept at the rate of RECENT_SECONDS, if that is less than their age; else 0."""
+    noted = store.horizons(PASS)
+    share, rate = noted.get(f"share {stream}", 1_000_000) / 1e6, noted.get(f"rate {stream}", 0)
+    lasts = min(age * share, bounds.MAX_KEYS / rate * RECENT_SECONDS if rate else age)
+    return lasts if lasts < age else 0.0

@@ -1,59 +1,46 @@
-"""The databases: a line each. A backend is imported when its scheme is used."""
+"""The databases: SQLite, and those of contributions. A backend is imported when its scheme is used."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+from sluice import registry
 from sluice.parsers import FOREVER, Keep
+from sluice.registry import Database
+from sluice.settings import Settings
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 
-
-class Database(NamedTuple):
-    """A backend. folder: its modules. store: its class in the module `store`. magic: the beginning of a copy.
-
-    view_rows: the module of the class STORE + `Rows`, from which views read.
-    """
-
-    name: str
-    schemes: tuple[str, ...]
-    folder: str
-    store: str
-    magic: bytes
-    view_rows: str
-
-    def module(self, name: str) -> ModuleType:
-        """Raises: Unavailable, if its driver is not installed."""
-        try:
-            return import_module(f"{self.folder}.{name}")
-        except ImportError as error:
-            raise Unavailable(error) from error
+SQLITE = Database("sluice.store.sqlite", "", "SQLite", "Sqlite", "sqlite:///.+", "sqlite:///PATH", b"SQLite format 3\0")
 
 
-DATABASES = (
-    Database(
-        "SQLite", ("sqlite",), "sluice.store.sqlite", "Sqlite", b"SQLite format 3\0", "sluice.contrib.views.rows.sqlite"
-    ),
-    Database(
-        "PostgreSQL", ("postgresql", "postgres"), "sluice.contrib.postgres", "Postgres", b"PGDMP",
-        "sluice.contrib.postgres.view_rows",
-    ),
-)  # fmt: skip
+def databases() -> list[Database]:
+    return list(dict.fromkeys([SQLITE, *registry.declared("databases").values()]))
 
 
 def database_of(url: str) -> Database:
-    return next(each for each in DATABASES if url.partition("://")[0] in each.schemes)
+    found: Database = registry.of_url("databases", url) or SQLITE
+    return found
+
+
+def module_of(database: Database, name: str) -> ModuleType:
+    """A module of the database's package. Raises: Unavailable, if its driver is not installed."""
+    try:
+        return import_module(f"{database.target}.{name}")
+    except ImportError as error:
+        raise Unavailable(database.lacks(error)) from error
 
 
 def check_store(url: str) -> None:
     """Raises: SettingError if no database can have this address."""
     database = database_of(url)
     with contextlib.suppress(Unavailable):  # without the driver; who opens the store says so
-        getattr(database.module("store"), database.store).check(url)
+        getattr(module_of(database, "store"), database.store).check(url)
 
 
 def open_store(
@@ -61,10 +48,18 @@ def open_store(
 ) -> Store[Any]:
     """The store of a URL. make: create the database and its tables, or add missing columns.
 
-    keep: INGEST_KEEP. elsewhere: of INGEST_ROWS; none: all rows are in tables.
+    keep: INGEST_KEEP. elsewhere: see `open_elsewhere`; none: all rows are in tables.
     Raises: Unavailable if the database cannot be reached, or its driver is not installed; SettingError, see above.
     """
     database = database_of(url)
-    backend = getattr(database.module("store"), database.store)
+    backend = getattr(module_of(database, "store"), database.store)
     store: Store[Any] = backend(url, streams, make, keep, elsewhere or Elsewhere())
     return store
+
+
+def open_elsewhere(s: Settings, streams: Mapping[str, Stream]) -> Elsewhere:
+    """Where the rows go that are in no table. Raises: SettingError."""
+    for open_rows in registry.hooks("rows"):
+        opened: Elsewhere = open_rows(s, streams)
+        return opened
+    return Elsewhere()

@@ -79,7 +79,7 @@ class Attempt:
 
 
 class Elsewhere:
-    """Where rows go that are in no table: those of no stream. `sluice.contrib.destinations.outbox` has some.
+    """Where rows go that are in no table: those of no stream. A contribution has some.
 
     streams: whose rows go elsewhere. addresses: of their destinations.
     """

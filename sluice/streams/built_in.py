@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sluice import extension, settings
+from sluice import extension, registry, settings
 from sluice.parsers import DEAD
-from sluice.routes import FORMATS
-from sluice.streams import custom, gps, logs, metrics, votes
-from sluice.streams.decoder import JsonDecoder
-from sluice.streams.record import Gps, Log, Metric, Record, Span, Vote
-from sluice.streams.registry import Stream
+from sluice.streams import gps, logs, metrics, votes
+from sluice.streams.guard import GUARD
+from sluice.streams.record import Gps, Log, Metric, Vote
+from sluice.streams.registry import Stream, built_in
 from sluice.streams.schema import case_conflict, stream_problem
 from sluice.streams.unique import Rule
-
-
-def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:
-    formats = [known for known in FORMATS if known.stream == name]
-    decode = decoder(wire, build, formats).fast_path(record if record in (Gps, Vote) else None)
-    precision = "ns" if record is Metric else "ms"
-    content = record is not Vote  # two voters may say the same in the same second
-    return Stream(name, record, decode, precision=precision, content=content)
-
-
-class Unbounded(JsonDecoder):
-    bounded = False  # as attributes of logs
-
 
 STREAMS: dict[str, Stream] = {
     "metrics": built_in("metrics", Metric, metrics.MetricsDecoder, metrics.Plain, metrics.build),
     "gps": built_in("gps", Gps, gps.GpsDecoder, gps.Plain, gps.build),
     "logs": built_in("logs", Log, logs.LogsDecoder, dict, logs.build),
-    "spans": built_in("spans", Span, Unbounded, *custom.wire(Span)),
     "votes": built_in("votes", Vote, votes.VotesDecoder, votes.Plain, votes.build),
-}
+} | {name: registry.load(target) for name, target in registry.declared("streams").items()}
 
 
 def load_streams(config: settings.Settings) -> dict[str, Stream]:
     """The built-in streams and those of the user's module, which may replace them.
 
     Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold; or
-    if INGEST_KEEP, INGEST_ROWS or INGEST_UNIQUE names a stream that does not exist.
+    if INGEST_KEEP or INGEST_UNIQUE names a stream that does not exist.
     """
     own = extension.dictionary("INGEST_RECORDS", config.records, "STREAMS")
     streams = STREAMS | own
@@ -53,7 +36,6 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
         raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
     for setting, named, known in (
         ("INGEST_KEEP", config.keep.streams, [*streams, DEAD]),
-        ("INGEST_ROWS", config.rows.streams, [*streams]),
         ("INGEST_UNIQUE", config.unique.streams, [*streams]),
     ):
         for name in named:
@@ -61,6 +43,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
                 raise settings.SettingError(
                     f"{setting}: there is no stream {name!r}; there are {', '.join(sorted(known))}."
                 )
+    streams |= {name: GUARD.around(stream) for name, stream in own.items()}
     return {name: stream._replace(rule=rule(stream, *config.unique.of(name))) for name, stream in streams.items()}
 
 

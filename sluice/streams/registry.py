@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sluice.contrib.formats.cloudevents import EventDecoder
+from sluice import registry
 from sluice.settings import BATCH, Settings
 from sluice.streams import custom
+from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lines import LineDecoder
-from sluice.streams.record import Decoded, Limits, Record
+from sluice.streams.record import Decoded, Gps, Limits, Metric, Record, Vote
 from sluice.streams.unique import Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
@@ -59,10 +60,20 @@ def stream(
         raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
     fields = tuple(unique) or None
     if parse is None:
-        return Stream(name, record, EventDecoder(*custom.wire(record)).fast_path(), unique=fields)
+        decoder = next(registry.hooks("own_decoder"), JsonDecoder)
+        return Stream(name, record, decoder(*custom.wire(record)).fast_path(), unique=fields)
     if record is not record_type:  # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
     return Stream(name, record, LineDecoder(record, parse).decode, unique=fields)
+
+
+def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:
+    """A stream that comes with Sluice, with its wire formats."""
+    formats = [known for known in registry.formats() if known.stream == name]
+    decode = decoder(wire, build, formats).fast_path(record if record in (Gps, Vote) else None)
+    precision = "ns" if record is Metric else "ms"
+    content = record is not Vote  # two voters may say the same in the same second
+    return Stream(name, record, decode, precision=precision, content=content)
 
 
 def limits(config: Settings) -> Limits:

@@ -46,6 +46,8 @@ from sluice.fastlane.loop import FastLane
 from support import generated_requests
 from support.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.contract
+
 Where = int | Path
 
 
@@ -329,6 +331,7 @@ def test_bodies_of_any_length_in_any_pieces_are_accepted_unchanged(ingest: Site,
     assert redis.items() == bodies
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("size", "path", "count", "most"),
     [
@@ -513,6 +516,7 @@ def test_a_client_that_does_not_read_delays_no_other_and_gets_all_its_answers(ec
         sender.join()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("until", ["it reads", "it sends again"])
 def test_a_client_that_does_not_read_costs_no_cpu(echo: Site, kind: str, until: str) -> None:
     with Client(echo[kind], receive=4096) as lazy:
@@ -1121,6 +1125,7 @@ class Load:
         poll(lambda: len(self.acknowledged) >= wanted, what="progress")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: int) -> None:
     with site("ingest:app", "--workers", workers, *PATIENT, redis=redis.server) as running:
@@ -1218,6 +1223,7 @@ def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:
         assert ingest.server.said() == before
 
 
+@pytest.mark.nightly
 def test_the_heartbeat_continues_under_load_and_stops_if_the_application_hangs() -> None:
     with site("support.wsgi_apps:odd", "--timeout", 20) as running:  # a busy machine may keep a worker for seconds
         first = running.worker()
@@ -1295,6 +1301,7 @@ def test_connections_beyond_worker_connections_wait_in_the_backlog(kind: str) ->
             client.close()
 
 
+@pytest.mark.nightly
 def test_connections_in_the_slow_lane_count_towards_worker_connections_until_they_end(kind: str) -> None:
     with site("support.wsgi_apps:echo", "--worker-connections", 10) as running, contextlib.ExitStack() as stack:
 

@@ -404,6 +404,7 @@ def test_with_a_setting_that_only_gunicorn_supports_every_request_is_declined(se
     assert place.fast([SMUGGLED]) == ([], False, SMUGGLED)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("runtime", RUNTIMES)  # PyPy has an older gunicorn
 def test_random_requests_are_declined_or_parsed_as_gunicorn_parses_them(runtime: str, times: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)

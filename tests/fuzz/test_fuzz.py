@@ -9,6 +9,8 @@ import pytest
 
 from proving.harness import ROOT
 
+pytestmark = pytest.mark.contract
+
 CORPUS = ROOT / "tests/fuzz/corpus"
 TARGETS = sorted(file.stem for file in CORPUS.iterdir())
 

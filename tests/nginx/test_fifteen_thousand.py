@@ -13,6 +13,10 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
+pytestmark = pytest.mark.nightly
+
 CLIENTS, POSTS = 15_000, 4
 PROCESSES = 2
 

@@ -12,6 +12,8 @@ from proving.harness import Server, ask, installation, poll, short_tmp
 from support.access import curl, tls
 from support.nginx_front import front, problem
 
+pytestmark = pytest.mark.contract
+
 LARGE = problem("Content Too Large", 413, "The body is too large; the request had no effect. Send smaller bodies.")
 VOTE = '{"poll":"http2","choice":"%s"}'
 

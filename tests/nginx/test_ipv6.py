@@ -27,6 +27,8 @@ from sluice.run.configure import ROOT, has_ipv6
 from support.access import curl, keys
 from support.nginx_front import front
 
+pytestmark = pytest.mark.contract
+
 T = TypeVar("T")
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNET = 0x40000000

@@ -524,6 +524,7 @@ def test_the_table_has_these_rows_in_this_order() -> None:
     assert names == [limit.__name__ for limit in LIMITS]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.__name__)
 def test_a_limit_holds_and_other_clients_are_served(
     limit: Callable[[Site], str], site: Site, record_property: Callable[[str, object], None]

@@ -17,6 +17,8 @@ from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx
 from sluice.routes import ROUTES
 from support.nginx_front import HOST, OK, Gateway, front, problem
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Server, Gateway]]:

@@ -13,6 +13,8 @@ import pytest
 from proving.harness import PATIENCE, Answer, Server, connect, installation, poll, post, request
 from sluice.run.configure import has_ipv6
 
+pytestmark = pytest.mark.contract
+
 SECRET = "s3cr3t"
 OWN = """
 from sluice.http.routes import OK, Route

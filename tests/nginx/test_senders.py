@@ -36,6 +36,7 @@ def post(port: int, path: str, key: str, *more: str) -> int:
     return curl("-d", VOTE, "-H", f"X-API-Key: {key}", *more, f"localhost:{port}{path}")[0]
 
 
+@pytest.mark.contract
 def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(tmp: Path) -> None:
     file = private(
         tmp / "keys", f"{KEY} name=acme rate=1 streams=votes  # hourly\n{OTHER} name=other\n{THIRD} plain;\n"
@@ -83,6 +84,7 @@ def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(t
         assert post(up.port, "/gps", KEY) == 200
 
 
+@pytest.mark.contract
 def test_the_gateway_gets_the_name_of_the_key_and_none_that_a_client_sends(tmp: Path) -> None:
     file = private(tmp / "keys", f"{KEY} name=acme\n{THIRD} plain;\n")
     forged = ["-H", "Sluice-Sender: forged", "-H", "Sluice_Sender: forged"]
@@ -99,6 +101,7 @@ def test_the_gateway_gets_the_name_of_the_key_and_none_that_a_client_sends(tmp: 
             assert request.lower().count(b"sluice-sender") == bool(name)
 
 
+@pytest.mark.contract
 def test_a_key_and_its_name_may_be_as_long_as_a_line_allows(tmp: Path) -> None:
     key, name = "k" * 46, "n" * 63
     file = private(tmp / "keys", f"{key} name={name} rate=9 streams=votes\n")
@@ -108,6 +111,7 @@ def test_a_key_and_its_name_may_be_as_long_as_a_line_allows(tmp: Path) -> None:
         assert post(web.port, "/gps", key) == 403
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("allow", ["all", "private"])
 def test_a_name_may_be_a_word_of_nginx_or_begin_like_an_escape(allow: str, tmp: Path) -> None:
     names = "default", "include", "hostnames", "volatile", "tom", "nick", "rob", "_", "0.@-"
@@ -120,6 +124,7 @@ def test_a_name_may_be_a_word_of_nginx_or_begin_like_an_escape(allow: str, tmp: 
             assert post(web.port, "/votes", key) == 429
 
 
+@pytest.mark.contract
 def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> None:
     file = private(tmp / "keys", f"{THIRD} plain;\n")
     env = {"INGEST_API_KEYS": file, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"}
@@ -209,6 +214,7 @@ class Named(Threads):
         poll(lambda: all(self.accepted[name] > n + 5 for name, n in before.items()))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("spool", ["redis", "kafka"])
 def test_each_row_has_its_sender_through_kills(spool: str, tmp: Path, request: pytest.FixtureRequest) -> None:
     names = {"acme": KEY, "other": OTHER}
@@ -236,6 +242,7 @@ def test_each_row_has_its_sender_through_kills(spool: str, tmp: Path, request: p
         assert sorted((row["poll"], row["sender"], int(row["choice"])) for row in found) == each
 
 
+@pytest.mark.contract
 def test_bodies_and_rejections_are_counted_by_name(tmp: Path) -> None:
     file = private(tmp / "keys", f"{KEY} name=acme rate=1 streams=votes\n{OTHER} name=other\n{THIRD} plain;\n")
 
@@ -312,6 +319,7 @@ def test_only_a_field_of_a_head_names_the_sender(item: bytes, name: str) -> None
     assert senders_of([b"{}", item, b""], 7) == ({8: name} if name else {})
 
 
+@pytest.mark.contract
 def test_an_address_that_may_not_send_does_not_use_up_the_rate_of_a_name(tmp: Path) -> None:
     file = private(tmp / "keys", f"{KEY} name=acme rate=1\n")
     with front(("rate=1r/s", "rate=1r/m"), INGEST_API_KEYS=file, INGEST_ALLOW="127.0.0.2") as (web, _):

@@ -16,8 +16,10 @@ import redis
 
 from proving.harness import PATIENCE, Server, ask, installation, poll, short_tmp
 from sluice.contrib.views import contract
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from support.access import curl, tls
+
+pytestmark = pytest.mark.contract
 
 MOST = 150 << 20  # bytes of a process
 EACH = 200 << 10  # bytes of nginx for an answer
@@ -109,7 +111,7 @@ def test_answers_that_nobody_reads_take_no_disk(up: Server, certificate: tuple[P
     assert curl(*trusting, "-H", "Expect:", "--data-binary", f"@{up.home}/points", f"{url}/metrics")[0] == 200
     path = "/metrics/latest?" + "&".join(f"name=m{n}" for n in range(NAMES))
     poll(lambda: len(curl(*trusting, url + path)[2]) > LARGE)
-    with redis.Redis(unix_socket_path=str(up.home / VIEWS_SOCKET)) as views, contextlib.ExitStack() as stack:
+    with redis.Redis(unix_socket_path=str(up.home / SCRATCH_SOCKET)) as views, contextlib.ExitStack() as stack:
 
         def made() -> int:
             return int(views.hget(contract.READS, "/metrics/latest 200") or 0)
@@ -128,13 +130,14 @@ def test_answers_that_nobody_reads_take_no_disk(up: Server, certificate: tuple[P
         assert max(memory(up, "nginx")) < MOST
 
 
+@pytest.mark.nightly
 def test_answers_that_nobody_reads_take_bounded_memory_and_keep_nobody_waiting(
     up: Server, certificate: tuple[Path, Path]
 ) -> None:
     trusting, url = ["--cacert", certificate[0]], f"https://localhost:{up.port}"
     query = "&".join(f"device={DEVICE}{n}" for n in range(KEYS))
     before = sum(memory(up, "nginx"))
-    with redis.Redis(unix_socket_path=str(up.home / VIEWS_SOCKET)) as views, contextlib.ExitStack() as stack:
+    with redis.Redis(unix_socket_path=str(up.home / SCRATCH_SOCKET)) as views, contextlib.ExitStack() as stack:
         clients = [Unread(up.port, certificate[0]) for _ in range(CONNECTIONS)]
         for client in clients:
             stack.enter_context(client.socket)

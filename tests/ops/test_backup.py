@@ -28,6 +28,8 @@ from sluice.streams.record import Gps
 from support.operator_verbs import drain, push, sluice, status, vote
 from support.views_site import NOON, site
 
+pytestmark = pytest.mark.contract
+
 MANY = 400_000  # rows that make a copy take a while
 # a copy of these rows is larger than a MiB, also compressed; for SQLite, and for PostgreSQL
 NOISE = (

@@ -37,12 +37,14 @@ def verbs(modules: set[str]) -> set[str]:
     return {verb for verb in VERBS if VERBS[verb] in modules}
 
 
+@pytest.mark.contract
 def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp: Path) -> None:
     _, modules = imported(tmp, "status")
     assert verbs(modules) == {"status"}
     assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "proving"}
 
 
+@pytest.mark.contract
 def test_without_the_library_of_kafka_a_verb_names_the_command_that_installs_it(tmp: Path) -> None:
     program = "import sys\nsys.modules['confluent_kafka'] = None\nfrom sluice.ops.__main__ import command\ncommand()"
     env = environment(tmp, {"INGEST_SPOOL": "kafka://localhost:9"})
@@ -51,6 +53,7 @@ def test_without_the_library_of_kafka_a_verb_names_the_command_that_installs_it(
     assert (done.returncode, done.stderr) == (2, said)
 
 
+@pytest.mark.contract
 def test_the_help_lists_every_verb_and_imports_none(tmp: Path) -> None:
     out, modules = imported(tmp)
     lines = [line.split() for line in out.splitlines()]
@@ -92,7 +95,7 @@ def test_the_help_of_a_verb_ends_with_its_exit_statuses(verb: str, tmp: Path) ->
 def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
     found = json.loads(sluice(tmp, "status", "--json")[1])
     assert list(found) == ["streams", "trouble"]
-    waiting = ["unpublished", "unpublished_seconds", "unpublished_reason", "error"]
+    waiting = ["unpublished", "unpublished_seconds", "unpublished_reason", "error", "keys_seconds"]
     keys = ["stream", *STATES, "purged", "expired", "deleted", "oldest_seconds", "decoder", *waiting]
     assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
     assert [list(row) for row in found["streams"]] == [keys] * len(STREAMS)
@@ -102,6 +105,7 @@ def test_the_version_is_that_of_the_package(tmp: Path) -> None:
     assert sluice(tmp, "--version") == (0, f"sluice {VERSION}\n", "")
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("words", [("--version",), ("status",), ("status", "--json"), ("metrics",)])
 def test_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp: Path) -> None:
     command: list[str | Path] = [ROOT / "bin/sluice", *words]
@@ -112,6 +116,7 @@ def test_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp: 
     assert "Traceback" not in done.stderr and "ignored" not in done.stderr
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])
 def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -> None:
     program = f"import sys; sys.argv = [{called!r}, '--help']; from sluice.ops.__main__ import command; command()"
@@ -119,6 +124,7 @@ def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -
     assert done.stdout.startswith(f"usage: {name} ")
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("verb, what", [("reload", "reload"), ("drill", "the drill")])
 def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str, what: str, tmp: Path) -> None:
     shutil.copytree(ROOT / "sluice", tmp / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
@@ -129,6 +135,7 @@ def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str,
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
+@pytest.mark.contract
 def test_the_installed_package_has_the_command_and_the_names_for_users_modules(tmp: Path) -> None:
     """`pip install .` into an empty virtual environment; it then borrows the requirements of this one."""
     source, venv = tmp / "source", tmp / "venv"

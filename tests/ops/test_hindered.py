@@ -17,6 +17,8 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from support.operator_verbs import drain, push, sluice, status, vote
 
+pytestmark = pytest.mark.contract
+
 GPS = b'{"device":"d","lat":1,"lon":2}'
 
 

@@ -28,9 +28,13 @@ from sluice.ops import undrain
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.store.bookkeeping import PASS
+from sluice.store.expiry import RECENT_SECONDS
 from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
+
+pytestmark = pytest.mark.contract
 
 poll = harness.poll
 # A new decoder: a number is a vote, except multiples of seven.
@@ -128,6 +132,15 @@ def test_the_ledger_accounts_for_every_body(tmp: Path, redis: Server) -> None:
     assert ["votes", "11", "4", "3", "2", "2", "0", "0"] in [line.split()[:8] for line in table]
 
 
+def test_it_says_for_how_long_keys_are_kept_before_there_are_too_many(tmp: Path, redis: Server) -> None:
+    drain(tmp)
+    assert "keys are kept" not in sluice(tmp, "status")[1]
+    with contextlib.closing(open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)) as store:
+        store.set_horizons({f"{PASS}rate votes": 1000 * RECENT_SECONDS})
+    said = sluice(tmp, "status")[1]
+    assert "votes: at this rate keys are kept for 6 h, less than INGEST_UNIQUE: at most 20,000,000" in said
+
+
 def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Server) -> None:
     push(redis, b"bad", *map(vote, "abcd"))
     with client.Redis(unix_socket_path=str(redis.socket)) as db:  # they arrived an hour ago
@@ -137,14 +150,14 @@ def test_old_rows_and_dead_letters_are_deleted_and_counted(tmp: Path, redis: Ser
     drain(tmp)
     assert sluice(tmp, "expire")[:2] == (0, "INGEST_KEEP keeps everything.\n")
     env = {"INGEST_KEEP": "2h,votes=30m,dead=10m"}
-    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nspans: 0 {0}\nvotes: {1} {0}\ndead: 1 {0}\n"
+    said = "metrics: 0 {0}\ngps: 0 {0}\nlogs: 0 {0}\nvotes: {1} {0}\nspans: 0 {0}\ndead: 1 {0}\n"
     assert sluice(tmp, "expire", "--dry-run", **env)[:2] == (0, said.format("are too old", 4))
     assert sluice(tmp, "expire", **env)[:2] == (0, said.format("deleted", 3))  # SQLite keeps the last one
     code, ledger, trouble = status(tmp, **env)
     assert (code, trouble) == (0, [])
     votes = ledger["votes"]
     assert [votes[key] for key in ("stored", "dead", "expired", "missing", "deleted")] == [4, 0, 1, 0, 3]
-    assert "votes: deleted by age (INGEST_KEEP): 3 rows, and the dead letters of 1 bodies." in sluice(tmp, "status")[1]
+    assert "votes: deleted: 3 rows by age (INGEST_KEEP), and the dead letters of 1 bodies." in sluice(tmp, "status")[1]
     code, _, complaint = sluice(tmp, "status", INGEST_KEEP="polls=1d")
     assert (code, complaint.count("\n")) == (2, 1)
     assert "INGEST_KEEP: there is no stream 'polls'; there are" in complaint
@@ -216,7 +229,7 @@ def test_without_redis_the_database_is_still_shown(tmp: Path) -> None:
     assert trouble.startswith("Redis is unavailable: ")
     votes = ledger["votes"]
     assert (votes["accepted"], votes["stored"], votes["dead"], votes["missing"]) == (None, 1, 1, None)
-    assert ["votes", "?", "?", "?", "1", "1", "0", "?"] in [
+    assert ["votes", "?", "?", "?", "1", "1", "0", "?", "?"] in [
         line.split() for line in sluice(tmp, "status")[1].splitlines()
     ]
 
@@ -315,6 +328,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
     assert ask(tmp, "SELECT count(*) FROM votes") == [(8,)]
 
 
+@pytest.mark.nightly
 def test_two_installations_with_one_name_are_noticed_until_one_gets_another(tmp: Path, redis: Server) -> None:
     store = f"sqlite:///{tmp}/ingest.db"
     (tmp / "other").mkdir()
@@ -681,3 +695,58 @@ def test_undrain_says_what_to_look_at_if_nothing_answers(tmp: Path, monkeypatch:
 def test_bury_takes_sequence_numbers_only(tmp: Path) -> None:
     code, out, complaints = sluice(tmp, "bury", "votes", "x", "--yes")
     assert (code, out) == (2, "") and "no sequence number" in complaints
+
+
+def test_bury_of_a_body_that_is_not_claimed_ends_with_status_2(tmp: Path, redis: Server) -> None:
+    push(redis, vote("a"))
+    assert Outlet(str(redis.socket)).claim("votes", lease=3600)
+    assert sluice(tmp, "bury", "--yes", "votes", "99999") == (2, "", "sluice: votes: no body 99999 is claimed.\n")
+
+
+@pytest.mark.parametrize("words", [("votes",), ("--stream", "votes")])
+def test_letters_of_one_stream_are_named_as_for_other_verbs(words: tuple[str, ...], tmp: Path, redis: Server) -> None:
+    push(redis, b"of votes")
+    push(redis, b"of gps", stream="gps")
+    drain(tmp)
+    code, out, _ = sluice(tmp, "dead", *words)
+    assert code == 0 and "of votes" in out and "of gps" not in out
+    assert sluice(tmp, "replay", *words)[1].startswith("1 letter: 0 stored")
+
+
+def test_a_replay_whose_letters_another_one_takes_ends_with_status_1(tmp: Path, redis: Server) -> None:
+    push(redis, b"1", b"2")
+    drain(tmp)
+    take = f"    apsw.Connection('{tmp}/ingest.db').execute('DELETE FROM dead_letters')\n    if not"
+    (tmp / "own.py").write_text("import apsw\n" + MENDED.replace("    if not", take))
+    code, out, _ = sluice(tmp, "replay", INGEST_RECORDS=tmp / "own.py")
+    assert (code, out) == (1, "2 letters gone meanwhile: another replay has taken them, for example.\n")
+
+
+def test_discard_deletes_the_letters_of_answered_bodies_or_those_that_match(tmp: Path, redis: Server) -> None:
+    push(redis, b"odd", vote("a"), b"bad", b"worse")
+    drain(tmp)
+    with contextlib.closing(apsw.Connection(str(tmp / "ingest.db"))) as db:
+        db.execute("UPDATE dead_letters SET reason = 'duplicate: of the test' WHERE seq = 1")
+    assert sluice(tmp, "discard", "nowhere")[0] == 2
+    code, out, _ = sluice(tmp, "discard", "--yes")
+    assert (code, out.splitlines()[-1]) == (0, "1 dead letters deleted")
+    assert ask(tmp, "SELECT seq FROM dead_letters ORDER BY seq") == [(3,), (4,)]
+    assert sluice(tmp, "discard", "--yes")[:2] == (0, "There are no dead letters that match.\n")
+    code, out, _ = sluice(tmp, "discard", "votes", "--yes", "--where", "seq = 3")
+    assert (code, ask(tmp, "SELECT seq FROM dead_letters")) == (0, [(4,)])
+    code, ledger, trouble = status(tmp)
+    votes = ledger["votes"]
+    assert (code, trouble) == (0, [])
+    assert [votes[key] for key in ("accepted", "stored", "dead", "expired", "missing")] == [4, 1, 1, 2, 0]
+
+
+def test_an_overdraft_is_trouble_and_can_be_taken_back(tmp: Path, redis: Server) -> None:
+    """As after `purge --missing` that looked at another database."""
+    push(redis, vote("a"), vote("b"), b"bad")
+    drain(tmp)
+    Inspector(str(redis.socket)).write_off("votes", 3)
+    code, ledger, trouble = status(tmp)
+    assert (code, ledger["votes"]["missing"]) == (1, -3)
+    assert trouble == ["votes: 3 bodies more are counted than were accepted: as purged by mistake, for example."]
+    assert sluice(tmp, "purge", "--missing", "--yes", "votes")[0] == 0
+    assert status(tmp)[0] == 0

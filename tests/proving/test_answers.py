@@ -276,6 +276,7 @@ def reads(tmp: Path, wrong: str) -> Reads:
     return Reads.load(tmp / "reads")
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("wrong", ["back", "lost", "status", "shape"])
 def test_the_clients_note_each_wrong_answer(tmp: Path, wrong: str) -> None:
     found = reads(tmp, wrong)
@@ -283,6 +284,7 @@ def test_the_clients_note_each_wrong_answer(tmp: Path, wrong: str) -> None:
     assert len(found.wrong) >= 3
 
 
+@pytest.mark.contract
 def test_the_clients_accept_503_and_note_when_a_read_failed(tmp: Path) -> None:
     found = reads(tmp, "")
     assert found.wrong == []
@@ -292,5 +294,6 @@ def test_the_clients_accept_503_and_note_when_a_read_failed(tmp: Path) -> None:
     assert found.unread == 0
 
 
+@pytest.mark.contract
 def test_the_clients_note_a_missing_response(tmp: Path) -> None:
     assert {status for _, _, _, status in reads(tmp, "none").odd} == {UNANSWERED}

@@ -1,6 +1,6 @@
 """bin/sluice drill --cells: machines that die, vanish, freeze or are cut off lose and double nothing acknowledged.
 
-`bin/test tests/proving/test_cells.py --machines 600 -o faulthandler_timeout=0` takes about eleven minutes.
+`bin/test --nightly tests/proving/test_cells.py --machines 600 -o faulthandler_timeout=0` takes about eleven minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from proving import kafka, machines
 from proving.harness import ROOT, environment, poll
 from proving.outages import OUTAGES
 from proving.site import Trouble
+
+pytestmark = pytest.mark.nightly
 
 DRILL = [str(ROOT / "bin/sluice"), "drill", "--cells", "3"]
 

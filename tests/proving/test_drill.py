@@ -58,6 +58,7 @@ def reads(report: dict[str, Any]) -> tuple[dict[str, int], int]:
 NONE = dict.fromkeys(PROMISES, 0)
 
 
+@pytest.mark.nightly
 def test_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Path, kills: int) -> None:
     names = [f"kill-{name}" for name in FIVE]
     options = "--no-views", "--rounds", kills, "--rate", 500, "--seed", 2, "--faults", ",".join(names)
@@ -70,6 +71,7 @@ def test_kills_of_each_program_lose_and_double_no_acknowledged_event(tmp: Path, 
     assert status == 0
 
 
+@pytest.mark.nightly
 def test_all_faults_in_random_order_break_no_promise(tmp: Path, request: pytest.FixtureRequest) -> None:
     status, report, _ = drill(tmp, "--duration", request.config.getoption("--seconds"), "--rate", 500)
     assert (broken(report), report["dead"], report["trouble"]) == (NONE, 0, "")
@@ -83,6 +85,7 @@ def test_all_faults_in_random_order_break_no_promise(tmp: Path, request: pytest.
     assert status == bool(late)
 
 
+@pytest.mark.nightly
 def test_what_a_restore_takes_and_what_age_deletes_is_known_exactly(tmp: Path) -> None:
     options = "--no-views", "--rounds", 1, "--rate", 500, "--seed", 1  # a seed with a killed restore
     status, report, _ = drill(tmp, *options, "--faults", "backup,restore,expire")
@@ -96,6 +99,7 @@ def test_what_a_restore_takes_and_what_age_deletes_is_known_exactly(tmp: Path) -
     assert report["stored"] == left > 1000
 
 
+@pytest.mark.nightly
 def test_a_broken_promise_is_reported_and_gives_status_1(tmp: Path) -> None:
     status, report, said = drill(tmp, "--rounds", 1, "--rate", 500, "--faults", "lose,double,late,views-lose")
     wrong, different = reads(report)
@@ -110,6 +114,7 @@ def test_a_broken_promise_is_reported_and_gives_status_1(tmp: Path) -> None:
         assert f"Event numbers, {KINDS[kind]}: {report['numbers'][kind][0]}\n" in said
 
 
+@pytest.mark.nightly
 def test_a_drill_of_a_running_installation_with_api_keys_and_tls_leaves_it_running(
     tmp: Path, certificate: tuple[Path, Path]
 ) -> None:
@@ -146,6 +151,7 @@ class Accepting(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.nightly
 def test_events_due_while_the_port_is_closed_are_posted_afterwards(tmp: Path) -> None:
     door = ThreadingHTTPServer(("127.0.0.1", 0), Accepting, bind_and_activate=False)
     with door, contextlib.ExitStack() as stack:
@@ -167,6 +173,7 @@ def test_events_due_while_the_port_is_closed_are_posted_afterwards(tmp: Path) ->
         assert len(Book.load(tmp / "book").status) >= 150
 
 
+@pytest.mark.nightly
 def test_bin_test_drill_has_the_options_and_the_status_of_the_drill(tmp: Path) -> None:
     runs = (["--home", str(tmp)], 1, f"no installation in {tmp}"), (["--help"], 0, "usage: bin/sluice drill")
     for words, status, said in runs:
@@ -181,6 +188,7 @@ def server() -> Iterator[Postgres]:
         yield running
 
 
+@pytest.mark.nightly
 def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Path, server: Postgres) -> None:
     faults = "store-locked,store-away,store-full,kill-settle,restore,kill-views,kill-follower,views-rebuild,replay"
     status, report, _ = drill(
@@ -192,6 +200,7 @@ def test_a_drill_into_postgresql_breaks_no_promise_and_drops_its_schema(tmp: Pat
     assert server.ask("SELECT nspname FROM pg_namespace WHERE nspname ~ 'drill'") == []
 
 
+@pytest.mark.nightly
 def test_a_drill_of_two_gateways_and_two_workers_into_parquet_files_breaks_no_promise(tmp: Path) -> None:
     faults = "kill-gateway,kill-worker,kill-redis,reload-gateway,store-locked,store-away,store-full,kill-commit,"
     faults += "kill-settle,lease,expire,settings"
@@ -202,6 +211,7 @@ def test_a_drill_of_two_gateways_and_two_workers_into_parquet_files_breaks_no_pr
     assert (report["settings"]["store"], len(report["faults"])) == ("Parquet", 12)
 
 
+@pytest.mark.nightly
 def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
     options = "--no-views", "--duration", 60, "--rate", 200, "--faults", "none", "--report", tmp
     command = [str(word) for word in (ROOT / "bin/sluice", "drill", *options)]
@@ -216,6 +226,7 @@ def test_a_report_says_that_the_drill_was_interrupted(tmp: Path) -> None:
     assert f": passed, interrupted after {report['seconds']} s" in said
 
 
+@pytest.mark.nightly
 def test_a_home_without_an_installation_is_an_error_of_one_line(tmp: Path) -> None:
     command = [ROOT / "bin/sluice", "drill", "--home", tmp / "none"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
@@ -236,6 +247,7 @@ def test_faults_are_selected_and_excluded_by_name() -> None:
             chosen(wrong, private)
 
 
+@pytest.mark.nightly
 def test_an_unknown_fault_is_an_error_of_one_line(tmp: Path) -> None:
     command = [ROOT / "bin/sluice", "drill", "--faults", "kill-everybody"]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(tmp), capture_output=True, text=True)
@@ -257,6 +269,7 @@ def small_disk(tmp: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.nightly
 def test_bodies_accepted_while_the_disk_is_full_are_stored_once_there_is_space(tmp: Path, small_disk: Path) -> None:
 
     def stored() -> list[str]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from proving.harness import ROOT, free_port
+
+pytestmark = pytest.mark.contract
 
 ASK = "from proving.harness import free_port; print(*(free_port() for _ in range(400)), flush=True); input()"
 

@@ -1,6 +1,6 @@
 """deploy/haproxy.cfg before two cells: one leaves, is killed, starts and joins under load, and no request fails.
 
-`bin/test tests/run/test_balancer.py --leaves 100 -o faulthandler_timeout=0` takes about 40 minutes.
+`bin/test --nightly tests/run/test_balancer.py --leaves 100 -o faulthandler_timeout=0` takes about 40 minutes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from proving.harness import ROOT, Server, environment, free_port, get, installat
 from sluice import parsers
 from sluice.run import launch
 from support.nginx_front import front
+
+pytestmark = pytest.mark.nightly
 
 
 def sluice(home: Path, *words: str) -> str:

@@ -1,7 +1,7 @@
 """deploy/Containerfile and deploy/compose.yaml: three cells, a balancer and PostgreSQL in containers; one cell dies.
 
-`bin/test tests/run/test_containers.py --containers` builds and runs them, as root, with Debian's packages buildah,
-podman, podman-compose, runc, debootstrap and golang-github-containernetworking-plugin-dnsname; five minutes.
+`bin/test --nightly tests/run/test_containers.py --containers` builds and runs them, as root, with Debian's packages
+buildah, podman, podman-compose, runc, debootstrap and golang-github-containernetworking-plugin-dnsname; five minutes.
 `--containers=DIR` takes a Debian from a directory instead of making one, `--containers=FILE` an image saved by podman.
 """
 
@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, free_port, poll, post
+
+pytestmark = pytest.mark.nightly
 
 TOOLS = "buildah", "podman", "podman-compose", "runc", "debootstrap", "/usr/lib/cni/dnsname"
 COMPOSE = "podman-compose", "-p", "sluice", "-f", "deploy/compose.yaml"

@@ -11,6 +11,8 @@ from redis import Redis
 from proving.harness import ROOT, free_port, gateway, poll, post, redis_server
 from support.operator_verbs import sluice
 
+pytestmark = pytest.mark.contract
+
 PAGE = (ROOT / "docs/OPERATING.md").read_text()
 
 

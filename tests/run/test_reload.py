@@ -44,6 +44,8 @@ from sluice.run import launch, reload
 from support.posting_clients import Threads
 from support.runtimes import RUNTIMES
 
+pytestmark = pytest.mark.contract
+
 
 class Sent(NamedTuple):
     """A request: its vote, start and end (seconds, monotonic), and the response, if it was not 200."""
@@ -149,6 +151,7 @@ def stored(home: Path) -> list[str]:
     return [choice for (choice,) in harness.ask(home, "SELECT choice FROM votes")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate, kept, fresh, pause", [("low", 12, 4, 2.0), ("high", 12, 4, 0.0)])
 def test_a_reload_under_load_fails_no_request(
     tmp: Path,
@@ -296,6 +299,7 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         assert up.pids("gateway") == []
 
 
+@pytest.mark.nightly
 def test_keys_are_those_that_were_checked_whatever_becomes_of_their_file(tmp: Path) -> None:
     keys, home = tmp / "keys", tmp / "home"
     keys.touch(0o600)
@@ -321,6 +325,7 @@ def test_keys_are_those_that_were_checked_whatever_becomes_of_their_file(tmp: Pa
         poll(lambda: taken("o"), what="nginx, which bin/up has started again")
 
 
+@pytest.mark.nightly
 def test_a_reload_does_not_wait_for_workers_that_wait_for_redis(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": 2, "INGEST_VIEWS": "off"}) as up:
         post(up.port, "/votes", b'{"poll":"p","choice":"a"}')
@@ -357,6 +362,7 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
         assert post(up.port, "/votes", b"{}")[0] == 200
 
 
+@pytest.mark.nightly
 def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
     keys = tmp / "keys"
     keys.touch(0o600)
@@ -381,6 +387,7 @@ def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
         assert post(up.port, "/votes", b"{}", key)[0] == 200
 
 
+@pytest.mark.nightly
 def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Path) -> None:
     key, other = "k" * 32, "o" * 32
     keys = tmp / "keys"

@@ -69,6 +69,7 @@ def analyze(units: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, env=env, timeout=60)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
 def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> None:
     names = "sluice.target", "sluice-gateway.socket", "sluice-reader.socket", *UNITS
@@ -76,6 +77,7 @@ def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> No
     assert (done.returncode, done.stderr + done.stdout) == (0, "")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str], tmp: Path) -> None:
@@ -84,6 +86,7 @@ def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 @pytest.mark.parametrize("name", ["gateway", "reader"])
 def test_gateway_and_reader_may_map_writable_code_on_pypy_only(name: str, runtime: str, tmp: Path) -> None:
@@ -163,6 +166,7 @@ def test_settings_of_the_environment_override_those_of_the_file() -> None:
     assert services.given(services.defaults(found), {}) == found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "env, status, words",
     [
@@ -218,6 +222,7 @@ def system(tmp: Path) -> Callable[[str], list[str]]:
     return run
 
 
+@pytest.mark.nightly
 def test_services_are_installed_once_and_start_with_systemd(system: Callable[[str], list[str]]) -> None:
     lines = system("""
         INGEST_PORT=8099 bin/provision services
@@ -238,6 +243,7 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
     ]
 
 
+@pytest.mark.nightly
 def test_settings_that_cannot_be_used_change_nothing(system: Callable[[str], list[str]]) -> None:
     lines = system("""
         INGEST_PORT=8099 bin/provision services
@@ -254,6 +260,7 @@ def test_settings_that_cannot_be_used_change_nothing(system: Callable[[str], lis
     assert lines[-2] == "sluice: the error is above; the services keep their settings"
 
 
+@pytest.mark.nightly
 def test_services_that_settings_turn_off_are_disabled(system: Callable[[str], list[str]]) -> None:
     lines = system("""
         INGEST_RUNTIME=pypy bin/provision services
@@ -310,6 +317,7 @@ def alive(manager: Manager) -> None:
     poll(lambda: "WATCHDOG=1" in manager.heard(), what="a sign of life")
 
 
+@pytest.mark.nightly
 def test_the_worker_notifies_readiness_and_keeps_feeding_the_watchdog(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         env = environment(tmp, manager.env() | {"INGEST_SPOOL": str(redis.socket)})
@@ -330,6 +338,7 @@ def test_the_worker_notifies_readiness_and_keeps_feeding_the_watchdog(tmp: Path,
             alive(manager)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
     runtime: str, tmp: Path, manager: Manager
@@ -349,6 +358,7 @@ def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
         alive(manager)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_reader_and_follower_notify_readiness_and_feed_the_watchdog(runtime: str, tmp: Path, manager: Manager) -> None:
     with reader(tmp, runtime, env=manager.env()):
@@ -384,6 +394,7 @@ def progressed(load: Load, taken: int) -> bool:
     return load.taken > taken or bool(load.failed)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str, tmp: Path) -> None:
     with contextlib.ExitStack() as stack:
@@ -415,6 +426,7 @@ def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str
             assert int(connection.recv(64)[1:]) == sum(load.taken for load in loads)
 
 
+@pytest.mark.nightly
 def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
     def connection() -> str:
         return post(front.port, "/votes", b"{}")[1]["connection"]
@@ -434,6 +446,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
         poll(lambda: connection() == "keep-alive")
 
 
+@pytest.mark.nightly
 def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Path) -> None:
     unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
     (line,) = re.findall(r"^ExecReload=\+(.+)$", unit, re.M)
@@ -450,6 +463,7 @@ def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Pat
         assert (done.returncode, "accessible to every user" in done.stderr) == (status, status == 2)
 
 
+@pytest.mark.nightly
 def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Manager) -> None:
     with redis_server(tmp, appendfsync="no") as redis:
         env = manager.env() | {"INGEST_SPOOL": str(redis.socket)}
@@ -464,6 +478,7 @@ def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Man
     assert any(line.startswith("<6>gunicorn.error: Starting gunicorn") for line in lines)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
     env = {"INGEST_LOG": "json"}
@@ -482,6 +497,7 @@ def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) for line in lines)
 
 
+@pytest.mark.nightly
 def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
     script = "import logging; from sluice.base import daemon; from sluice.parsers import log_style\n"
     script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter(log_style('json')))\n"
@@ -492,6 +508,7 @@ def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
     assert "ZeroDivisionError" in line["traceback"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("style", ["text", "debug", "json", "json,debug"])
 def test_each_line_of_a_log_has_a_time_and_debugging_messages_are_shown_if_set(style: str) -> None:
     script = "import logging; from sluice.base import daemon; from sluice.parsers import log_style\n"
@@ -507,6 +524,7 @@ def test_each_line_of_a_log_has_a_time_and_debugging_messages_are_shown_if_set(s
 # --- Vagrant ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_every_path_and_port_in_the_vagrantfile_exists() -> None:
     text = (ROOT / "Vagrantfile").read_text()
     code = "".join(line.partition("#")[0] for line in text.splitlines(keepends=True))
@@ -521,6 +539,7 @@ def test_every_path_and_port_in_the_vagrantfile_exists() -> None:
     assert all(f"|{target}|" in usage for target in re.findall(r"bin/provision (\w+)", code))
 
 
+@pytest.mark.nightly
 def test_the_siege_can_be_started_through_a_link(tmp: Path) -> None:
     (tmp / "bench").symlink_to(ROOT / "bench")
     (tmp / "siege").write_text("#!/bin/sh\n")  # so that the script installs nothing

@@ -75,11 +75,13 @@ def shared() -> Iterator[Server]:
         yield up
 
 
+@pytest.mark.contract
 def test_a_vote_is_answered_and_stored(shared: Server) -> None:
     assert post(shared.port, "/votes", b'{"poll":"p","choice":"oreo"}')[::2] == (200, b'{"message":"OK"}')
     poll(lambda: choices(shared) == ["oreo"])
 
 
+@pytest.mark.contract
 def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
     (tmp / "mine.py").write_text(
         "from sluice import Record, stream\n\n\nclass Batch(Record):\n    n: int = 0\n\n\n"
@@ -90,6 +92,7 @@ def test_a_stream_that_no_database_can_hold_stops_the_start(tmp: Path) -> None:
     assert "the stream name 'batches' is reserved" in words
 
 
+@pytest.mark.contract
 def test_the_first_screen_shows_the_addresses_and_a_command_to_try(shared: Server) -> None:
     screen = poll(lambda: (said := shared.said()).partition("log files")[2] and said)
     assert f"http://localhost:{shared.port}" in screen
@@ -100,6 +103,7 @@ def test_the_first_screen_shows_the_addresses_and_a_command_to_try(shared: Serve
     assert "install" not in screen  # not the first start in this checkout
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("guarded", [False, True])
 def test_what_the_first_screen_says_to_try_works_at_once(
     guarded: bool, tmp: Path, certificate: tuple[Path, Path]
@@ -120,6 +124,7 @@ def test_what_the_first_screen_says_to_try_works_at_once(
         poll(lambda: '"total":1' in say(read))
 
 
+@pytest.mark.contract
 def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
     with installation(tmp) as up:
         os.kill(up.pids("worker")[0], signal.SIGKILL)
@@ -132,6 +137,7 @@ def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
         assert "Listening at" in (tmp / "log/gateway.log").read_text()
 
 
+@pytest.mark.contract
 def test_all_files_of_an_installation_are_private(shared: Server) -> None:
     vote(shared, "a")
     poll(lambda: choices(shared))
@@ -140,6 +146,7 @@ def test_all_files_of_an_installation_are_private(shared: Server) -> None:
     assert [path for path in paths if path.lstat().st_mode & 0o077] == []
 
 
+@pytest.mark.contract
 def test_a_stop_is_in_order_and_accepted_bodies_wait_for_the_next_start(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": 0}) as up:
         assert up.pids("worker") == []
@@ -149,6 +156,7 @@ def test_a_stop_is_in_order_and_accepted_bodies_wait_for_the_next_start(tmp: Pat
         poll(lambda: choices(up) == [str(n) for n in range(100)])
 
 
+@pytest.mark.nightly
 def test_a_request_in_progress_during_the_stop_is_kept_and_an_unfinished_one_does_not_delay_it(tmp: Path) -> None:
     with installation(tmp) as up, connect(up.port) as connection, connect(up.port) as unfinished:
         for client, body in (connection, b'{"poll":"p",'), (unfinished, b"half"):
@@ -223,6 +231,7 @@ VICTIMS = {
 }
 
 
+@pytest.mark.contract
 def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice(tmp: Path) -> None:
     """bin/sluice drill kills each of them ten times, and reports how long each outage lasts."""
     with installation(tmp) as up, Poster(up) as poster:
@@ -244,6 +253,7 @@ def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice
         assert len(stored) == len(set(stored))
 
 
+@pytest.mark.nightly
 def test_a_program_killed_ten_times_in_a_burst_is_restarted(tmp: Path) -> None:
     with installation(tmp) as up:
         for name in PROGRAMS:
@@ -255,6 +265,7 @@ def test_a_program_killed_ten_times_in_a_burst_is_restarted(tmp: Path) -> None:
         poll(lambda: choices(up) == ["after"])
 
 
+@pytest.mark.nightly
 def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(tmp: Path) -> None:
     with installation(tmp) as up:
         assert vote(up, "a") == 200
@@ -274,6 +285,7 @@ def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(t
             assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
 
 
+@pytest.mark.nightly
 def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> None:
     port = free_port()
     env = environment(tmp, {"INGEST_PORT": port})
@@ -293,6 +305,7 @@ def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> 
         process.kill()
 
 
+@pytest.mark.nightly
 def test_bin_up_goes_on_while_nobody_reads_its_output_and_says_what_it_did_not_show(tmp: Path) -> None:
     """As on a terminal that is held (Ctrl-S), in a pager, or over a connection that is frozen."""
     port = free_port()
@@ -338,6 +351,7 @@ def test_bin_up_goes_on_while_nobody_reads_its_output_and_says_what_it_did_not_s
     assert len(shown) < 600_000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("output", [">/dev/full 2>&1", ">&- 2>&- <&-"])
 def test_bin_up_runs_and_ends_in_order_where_it_can_print_nothing(output: str, tmp: Path) -> None:
     """On a full disk, or started with closed standard streams. An earlier one died, and left its programs running."""
@@ -353,6 +367,7 @@ def test_bin_up_runs_and_ends_in_order_where_it_can_print_nothing(output: str, t
         assert not any(up.pids(name) for name in PROGRAMS)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("env", [{}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}])
 def test_bin_up_needs_no_variable_and_no_locale(env: dict[str, str], tmp: Path) -> None:
     """As `env -i` and old settings of a locale leave it."""
@@ -370,6 +385,7 @@ def test_bin_up_needs_no_variable_and_no_locale(env: dict[str, str], tmp: Path) 
         assert "Traceback" not in up.said()
 
 
+@pytest.mark.contract
 def test_a_second_bin_up_in_the_same_home_is_one_line_and_status_1(shared: Server) -> None:
     status, words = refused({"INGEST_PORT": free_port()}, shared.home)
     assert (status, words.count("\n")) == (1, 1)
@@ -377,11 +393,13 @@ def test_a_second_bin_up_in_the_same_home_is_one_line_and_status_1(shared: Serve
     assert vote(shared, "a") == 200
 
 
+@pytest.mark.contract
 def test_a_port_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> None:
     status, words = refused({"INGEST_PORT": shared.port}, tmp)
     assert (status, words) == (1, f"sluice: port {shared.port} is in use; set INGEST_PORT to use another.\n")
 
 
+@pytest.mark.contract
 def test_a_socket_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> None:
     redis, views = shared.home / "run/redis.sock", tmp / "run/views.sock"
     status, words = refused({"INGEST_PORT": free_port(), "INGEST_SPOOL": redis}, tmp)
@@ -394,6 +412,7 @@ def test_a_socket_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> 
     )
 
 
+@pytest.mark.contract
 def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
     (tmp / "file").write_text("")
     status, words = refused({}, tmp / "file")
@@ -401,6 +420,7 @@ def test_an_unusable_home_is_one_line_and_status_1(tmp: Path) -> None:
     assert f"{tmp}/file cannot be used" in words
 
 
+@pytest.mark.contract
 def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(tmp: Path) -> None:
     status, words = refused({"INGEST_PORT": free_port()}, tmp / "a$b")
     assert (status, words.count("\n")) == (2, 1)
@@ -414,6 +434,7 @@ def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(tmp: P
                 up.check_paths(settings.load({"INGEST_HOME": str(tmp), setting: str(tmp / name)}))
 
 
+@pytest.mark.nightly
 def test_a_relative_home_is_relative_to_the_callers_directory_and_may_have_other_characters(tmp: Path) -> None:
     port, home = free_port(), "a b;{ä'"
     env = environment(tmp, {"INGEST_PORT": port, "INGEST_HOME": home})
@@ -426,6 +447,7 @@ def test_a_relative_home_is_relative_to_the_callers_directory_and_may_have_other
         assert stop(up) == 0
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", ["etc/nginx.conf", "log/syslog", "notes.txt", "src/main.c", "run"])
 def test_a_directory_that_something_else_uses_is_refused_and_unchanged(name: str, tmp: Path) -> None:
     """As INGEST_HOME=/, /var or ~ would be."""
@@ -464,6 +486,7 @@ def test_a_new_disk_an_empty_home_and_a_restored_database_are_used(tmp: Path) ->
     up.check_home(tmp)
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("whose", ["home", "etc"])
 def test_links_in_a_home_that_another_user_prepared_are_not_followed(whose: str, tmp: Path) -> None:
@@ -507,6 +530,7 @@ def test_a_home_is_accepted_only_if_no_other_user_can_replace_its_files(tmp: Pat
             up.check_home(link)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "name, value",
     [("INGEST_PORT", "http"), ("INGEST_WORKERS", "-1"), ("INGEST_RUNTIME", "jython"), ("INGEST_MAX_BODY", "much")],
@@ -519,6 +543,7 @@ def test_an_invalid_setting_is_one_line_and_status_2(name: str, value: str, tmp:
     assert not home.exists()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", ["INGEST_ROUTES", "INGEST_RECORDS", "INGEST_VIEWS"])
 def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tmp: Path) -> None:
     (tmp / "mine.py").write_text("raise RuntimeError('half done')")
@@ -565,6 +590,7 @@ def test_settings_that_would_let_nobody_in_stop_the_start(tmp: Path) -> None:
     up.check_access(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "url, problem",
     [
@@ -612,6 +638,7 @@ def test_the_socket_of_redis_takes_the_place_of_nothing_else(what: str, tmp: Pat
     assert os.path.lexists(path)
 
 
+@pytest.mark.contract
 def test_too_low_a_limit_of_open_files_is_one_line_and_status_1(tmp: Path) -> None:
     command = f"ulimit -n 256 && exec '{ROOT}/bin/up'"
     env = environment(tmp / "home", {"INGEST_PORT": free_port()})
@@ -626,6 +653,7 @@ def test_the_directories_that_settings_name_are_made(tmp: Path) -> None:
     assert sorted(path.name for path in tmp.iterdir()) == ["rows", "store"]
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("argument, status", [("--help", 0), ("-h", 0), ("start", 2)])
 def test_an_argument_prints_the_usage_and_starts_nothing(argument: str, status: int) -> None:
     done = subprocess.run([ROOT / "bin/up", argument], capture_output=True, text=True, timeout=10)
@@ -640,11 +668,13 @@ def test_the_parts_that_a_cell_needs_follow_from_its_settings() -> None:
     assert parts.parts(settings.load({"INGEST_RUNTIME": "pypy", "INGEST_ROWS": "store"})) == ["pypy"]
 
 
+@pytest.mark.contract
 def test_a_variable_that_is_no_setting_is_named(tmp: Path) -> None:
     _, words = refused({"INGEST_PROT": 1, "INGEST_VIEWS": "none.such"}, tmp / "home")
     assert words.startswith("sluice: INGEST_PROT is not a setting and has no effect: ")
 
 
+@pytest.mark.contract
 def test_a_view_of_an_unknown_field_is_one_line_and_status_2(tmp: Path) -> None:
     (tmp / "mine.py").write_text(
         "from sluice.contrib.views import latest\nVIEWS = {'/mine': latest('gps', key='none')}"
@@ -654,6 +684,7 @@ def test_a_view_of_an_unknown_field_is_one_line_and_status_2(tmp: Path) -> None:
     assert not (tmp / "home").exists()
 
 
+@pytest.mark.contract
 def test_several_gateways_on_pypy_and_several_workers_run_by_the_same_command(tmp: Path) -> None:
     env = {"INGEST_RUNTIME": "pypy", "INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
     with installation(tmp, env) as up:
@@ -668,6 +699,7 @@ def test_several_gateways_on_pypy_and_several_workers_run_by_the_same_command(tm
         assert stop(up) == 0
 
 
+@pytest.mark.contract
 def test_durability_and_memory_are_passed_to_redis(shared: Server) -> None:
     client = redis.Redis(unix_socket_path=str(shared.home / "run/redis.sock"), decode_responses=True)
     wanted = {

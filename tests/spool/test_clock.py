@@ -12,6 +12,8 @@ from proving.clock import Clock
 from sluice.spool.contract import LEASE_SECONDS, Keys
 from sluice.spool.outlet import Outlet
 
+pytestmark = pytest.mark.contract
+
 KEYS = Keys.of("s")
 
 

@@ -36,6 +36,8 @@ from sluice.streams.built_in import STREAMS
 from support.list_items import kept
 from worker import UNFIT
 
+pytestmark = pytest.mark.contract
+
 VOTE = b'{"poll":"cookies","choice":"oreo"}'
 
 

@@ -1,6 +1,6 @@
 """Redis on other machines: URLs, passwords, TLS, and failovers by Sentinels under load. Nothing acknowledged is lost.
 
-`bin/test tests/spool/test_failover.py --failovers 100 -o faulthandler_timeout=0` takes about ten minutes.
+`bin/test --nightly tests/spool/test_failover.py --failovers 100 -o faulthandler_timeout=0` takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from support.posting_clients import Clients
 from support.runtimes import RUNTIMES
+
+pytestmark = pytest.mark.nightly
 
 VOTES = Keys.of("votes")
 VOTE = b'{"poll":"p","choice":"%b"}'

@@ -19,6 +19,8 @@ from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector, Snapshot
 from sluice.spool.outlet import Outlet
 
+pytestmark = pytest.mark.contract
+
 # Bodies 1 and 2 of votes are stored, 3 is in a claim, 4 was purged, 5 is READY. gps has no claim yet, logs only a list
 # that a tool made
 DUMP = Path(__file__).with_name("layout-2.jsonl")

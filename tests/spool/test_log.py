@@ -13,12 +13,15 @@ from redis import client
 
 import worker as program
 from proving.harness import free_port, redis_server
-from sluice.spool.errors import SPOOL_ERRORS, KafkaUnavailable, in_one_line
+from sluice.contrib.kafka.errors import KafkaUnavailable
+from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits
+
+pytestmark = pytest.mark.contract
 
 SECRET = "hunter2"
 CAUSES = {

@@ -34,7 +34,10 @@ from sluice.streams.built_in import STREAMS
 from support.store_contract import again
 from worker import Worker
 
-pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)"),
+]
 
 VOTES = Keys.of("votes")
 LIMITS = registry.limits(settings.load({}))

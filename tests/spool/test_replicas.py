@@ -25,6 +25,8 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from worker import Worker
 
+pytestmark = pytest.mark.contract
+
 VOTES = Keys.of("votes")
 LIMITS = registry.limits(settings.load({}))
 VOTE = b'{"poll":"p","choice":"%d"}'

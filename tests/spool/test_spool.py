@@ -33,6 +33,8 @@ from sluice.store.types import Outcome
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Vote
 
+pytestmark = pytest.mark.contract
+
 KEYS = Keys.of("s")
 
 

@@ -20,15 +20,17 @@ import pytest
 import worker as program
 from proving.harness import ROOT, poll, redis_server
 from proving.postgres import Postgres, postgres_server
-from sluice import parsers, settings
+from sluice import settings
 from sluice.base.counters import Histogram
+from sluice.base.daemon import Interrupted
 from sluice.contrib.access.signed import signed
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.dead_letters import Letters
 from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
 from sluice.spool.outlet import Outlet
-from sluice.store import bounds
+from sluice.store import bounds, expiry
 from sluice.store.decoding import decode_claim
 from sluice.store.expiry import KeyExpiry
 from sluice.store.registry import open_store
@@ -38,6 +40,8 @@ from sluice.streams import registry
 from sluice.streams.built_in import load_streams, rule
 from sluice.streams.record import Limits, Record
 from support.operator_verbs import push
+
+pytestmark = pytest.mark.contract
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
 
@@ -73,7 +77,7 @@ class Here:
         config = settings.load({"INGEST_UNIQUE": unique})
         orders = ORDERS._replace(rule=rule(ORDERS, *config.unique.of("orders")))
         self.streams = load_streams(config) | {"orders": orders}
-        elsewhere = open_elsewhere(parsers.rows(rows), self.streams)
+        elsewhere = open_elsewhere(parse_rows(rows), self.streams)
         self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
         self.epoch, self.next = epoch, 1
@@ -535,11 +539,11 @@ def test_an_interrupt_while_keys_are_put_stores_nothing_and_leaves_the_connectio
     def interrupted(item: bytes, limits: Limits) -> Any:
         seen.append(item)
         if len(seen) == len(items):
-            raise KeyboardInterrupt
+            raise Interrupted
         return decode(item, limits)
 
     here.streams["gps"] = here.streams["gps"]._replace(decode=interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         here.put("gps", *items)
     assert len(seen) == len(items)
     here.next = 1
@@ -639,3 +643,30 @@ def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch
     assert not old.delete(here.store, now)  # the next one keeps those of the last 100 seconds
     assert here.put("gps", fix("d3")) == (1, 0)
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
+
+
+def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_number(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes one step, from where the last one was."""
+    monkeypatch.setattr(bounds, "SEARCH_ROWS", 10)
+    monkeypatch.setattr(bounds, "MAX_KEYS", 20)
+    monkeypatch.setattr(expiry, "NOTE_SECONDS", 0.0)
+    here, now = Here(url), int(time.time())
+
+    def put(name: str, at: int) -> None:
+        with here.store.transaction() as db:
+            here.store.run(
+                db, "INSERT INTO batches_keys (key, stream, at, batch) VALUES (?, 'votes', ?, 0)", (name.encode(), at)
+            )
+
+    for n in range(45):
+        put(f"old {n:03}", now - 500)
+        put(f"new {n:03}", now - n)
+    for _ in range(60):
+        KeyExpiry({"votes": 400}).delete(here.store, now * 1_000_000)
+    with here.store.transaction(read=True) as db:
+        left = [row for (row,) in here.store.run(db, "SELECT at FROM batches_keys ORDER BY at")]
+    assert 10 <= len(left) <= 20
+    assert min(left) >= now - 45
+    assert expiry.kept_seconds(here.store, "votes", 400) < 100

@@ -27,9 +27,11 @@ from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
 from sluice.account import shared
 from sluice.base.counters import Histogram
-from sluice.contrib.destinations.destination import Unwritable
+from sluice.contrib.destinations.destination import Rows, Unwritable
 from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note, tell
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
@@ -84,6 +86,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 from support import store_contract
 from sluice import parsers
+from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.store.registry import open_store
 def die(*given, **more):
@@ -94,7 +97,7 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-elsewhere = open_elsewhere(parsers.rows(sys.argv[2]), store_contract.STREAMS)
+elsewhere = open_elsewhere(parse_rows(sys.argv[2]), store_contract.STREAMS)
 store = open_store(sys.argv[1], store_contract.STREAMS, elsewhere=elsewhere)
 """
 
@@ -139,13 +142,23 @@ class Parcel(Record):
     pair: tuple[str, str] | None = None
     sides: list[Side] | None = None
     other: dict[str, Any] | None = None
+    either: int | str | None = None
+    digits: int | str | None = None
+    exact: float | int | None = None
+    flag: bool | str | None = None
+    moment: datetime.datetime | int | None = None
+    since: datetime.datetime | int | None = None
+    step: Literal["a", 1] | None = None
+    any: Any = None
+    text: Any = None
 
 
 PARCEL = (
     b'{"paid":true,"count":3,"weight":2.5,"name":"n","price":19.90,"number":"B7E23EC2-9AF0-4C9B-8D2B-000000000001",'
     b'"at":"2026-01-31T12:00:00.5+02:00","local":"2026-01-31T12:00:00","due":"2026-02-01","opens":"08:30:00",'
     b'"photo":"aGk=","colour":"red","level":1,"size":"m","pair":["a","b"],"sides":[{"name":"a","sizes":[1.5]}],'
-    b'"other":{"a":{"b":[null]}}}'
+    b'"other":{"a":{"b":[null]}},"either":5,"digits":"007","exact":5,"flag":true,"moment":"2026-01-31T12:00:00Z",'
+    b'"since":5,"step":"a","any":true,"text":"[1]"}'
 )
 EMPTY_PARCEL = b'{"sku":"is no field"}'
 STORED = {
@@ -154,15 +167,16 @@ STORED = {
     **{"local": "2026-01-31T12:00:00.000000Z", "due": "2026-02-01", "opens": "08:30:00", "photo": "aGk="},
     **{"colour": "red", "level": 1, "size": "m", "pair": ["a", "b"], "sides": [{"name": "a", "sizes": [1.5]}]},
     "other": {"a": {"b": [None]}},
+    **{"either": 5, "digits": "007", "exact": 5, "flag": True, "moment": "2026-01-31T12:00:00.000000Z", "since": 5},
+    **{"step": "a", "any": True, "text": "[1]"},
 }
+AS_JSON = [*STORED][[*STORED].index("pair") :]  # the fields of which JSON is stored
 
 
 def plainly(row: Sequence[Any]) -> dict[str, Any]:
     """A row of a parcel, with JSON that a database has as a text read."""
     found = dict(zip(STORED, row, strict=True))
-    return found | {
-        name: json.loads(found[name]) for name in ("pair", "sides", "other") if isinstance(found[name], str)
-    }
+    return found | {name: json.loads(found[name]) for name in AS_JSON}
 
 
 def outbox(store: Store[Any]) -> Outbox:
@@ -691,7 +705,7 @@ class StoreTests:
         backend.load("before_store")
         with pytest.raises(Unavailable, match="has layout 2; a worker of this version brings it up to date"):
             open_store(backend.url, STREAMS, make=False)
-        rows = parsers.rows("gps=clickhouse://u:secret@h:8123/d")
+        rows = parse_rows("gps=clickhouse://u:secret@h:8123/d")
         for _ in range(2):
             store = open_store(backend.url, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
             assert self.choices(backend) == ["a", "b", "c", "d"]
@@ -899,6 +913,7 @@ class StoreTests:
         assert poll(lambda: store.persist(*votes("a"))) == Outcome(1, 0)  # the first try may find a broken connection
         assert self.choices(backend) == ["a"]
 
+    @pytest.mark.contract
     def test_a_kill_during_a_transaction_stores_all_or_nothing(self, backend: Backend, store: Store) -> None:
         program = (
             "import sys; sys.path[:0] = sys.argv[2:]\n"
@@ -1103,9 +1118,12 @@ class StoreTests:
 
         class Far:
             GRACE_SECONDS = 3600.0
+            used = True
 
-            def address(self) -> str:
+            def place(self) -> str:
                 return "far"
+
+            address = place
 
             def own(self, name: str) -> bool:
                 return name != "of another worker"
@@ -1136,11 +1154,15 @@ class StoreTests:
     def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
         """A Parquet directory that cannot be made, beside one that can."""
         (tmp_path / "file").write_text("")
-        rows = parsers.rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
+        rows = parse_rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
         destinations = open_elsewhere(rows, STREAMS)
+        made = destinations.destinations["votes"].open(NOON)
+        made.add(1, Rows([(1, NOON, b"", Vote(poll="p", choice="a"))]))
+        made.finish()
+        made.close(delete=False)
         with store.transaction() as db:
-            note(store, db, "gps", "2026-01-01T12/a", "parquet:///elsewhere", 1, None)
-            note(store, db, "votes", "2026-01-01T12/b", destinations.destinations["votes"].address(), 1, None)
+            note(store, db, "gps", "2026-01-01T12/a", f"parquet://{tmp_path}/file#id", 1, None)
+            note(store, db, "votes", made.name, destinations.destinations["votes"].address(), 1, None)
         with pytest.raises(Unavailable, match="file"):
             destinations.publish(store)
         with store.transaction() as db:
@@ -1152,13 +1174,15 @@ class StoreTests:
 
         class Place:
             GRACE_SECONDS = 0.0
-            lasting = True
+            lasting = used = True
 
             def __init__(self, name: str) -> None:
                 self.name = name
 
-            def address(self) -> str:
+            def place(self) -> str:
                 return self.name
+
+            address = place
 
             def own(self, name: str) -> bool:
                 return True
@@ -1259,7 +1283,15 @@ class StoreTests:
         own = stream("parcels", Parcel)
         store = open_store(backend.url, {"parcels": own})
         assert store.persist(claim("parcels", 2), decoded(own, [PARCEL, EMPTY_PARCEL])) == Outcome(2, 0)
-        first, second = backend.ask(f"SELECT {', '.join(STORED)} FROM parcels ORDER BY seq")
+        columns = [f'CAST("{name}" AS TEXT)' if name in AS_JSON else name for name in STORED]
+        first, second = backend.ask(f"SELECT {', '.join(columns)} FROM parcels ORDER BY seq")
         assert plainly(first) == STORED
         assert set(second) == {None}
         store.close()
+        source = open_row_source(backend.url, {"parcels": own})
+        with source.snapshot():
+            row, _ = (list(row) for piece in source.changes("parcels", source.start(), 10).pieces for row in piece)
+        for at, convert in source.converters["parcels"]:
+            row[at] = convert(row[at])
+        assert json.loads(msgspec.json.encode(row[2 : 2 + len(STORED)])) == [*STORED.values()]
+        source.close()

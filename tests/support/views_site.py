@@ -21,7 +21,7 @@ from sluice.contrib.views import contract
 from sluice.contrib.views.check import Checker
 from sluice.contrib.views.kinds import feed as feeds
 from sluice.contrib.views.kinds.latest import MAX_EACH, ORDER_BYTES
-from sluice.settings import VIEWS_SOCKET
+from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -79,7 +79,7 @@ class Site:
 
     @property
     def socket(self) -> str:
-        return str(self.tmp / VIEWS_SOCKET)
+        return str(self.tmp / SCRATCH_SOCKET)
 
     def connect(self) -> Store[Any]:
         """Another worker's connection to the database."""

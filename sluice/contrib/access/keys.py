@@ -13,6 +13,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from sluice import settings
+from sluice.contrib.access.senders import NAMES
 from sluice.parsers import EVERYBODY
 from sluice.routes import load_routes
 from sluice.settings import SettingError, Settings
@@ -102,7 +103,7 @@ def files(s: Settings) -> dict[str, str]:
     by_name = {key.name: key for key in known if key.name}
     if not by_name:
         senders = f'map "" $sluice_sender {{ default ""; }}\n{UNLIMITED}\n'
-        return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", s.names.name: ""}
+        return {KEYS: lines_of(known), SENDERS: senders, QUOTAS: "", NAMES: ""}
     if len(by_name) < len(known):
         lines = ['map $sluice_client $sluice_sender { default $sluice_client; - ""; }']
     else:  # nginx looks nothing up
@@ -120,7 +121,7 @@ def files(s: Settings) -> dict[str, str]:
         lines += [f"    {LITERAL}{name} {name};" for name, key in by_name.items() if key.rate == rate]
         lines += ["}", f"limit_req_zone $sluice_quota_{rate} zone=sluice_quota_{rate}:1m rate={rate}r/s;"]
     return {
-        s.names.name: "".join(f"{name}\n" for name in by_name),
+        NAMES: "".join(f"{name}\n" for name in by_name),
         KEYS: lines_of(known),
         SENDERS: "\n".join(lines) + "\n",
         QUOTAS: "".join(f"limit_req zone=sluice_quota_{rate} burst={2 * rate} nodelay;\n" for rate in rates),

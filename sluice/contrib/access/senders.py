@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sluice.base.counters import Counts
+from sluice.settings import Settings
 
 SENDERS = 1000  # whose counts a process keeps
 SHOWN = 100
+NAMES = "names"  # of keys, as a start or a reload of nginx found them: a file in $INGEST_HOME/etc
 OTHERS = "other keys"  # no key can have this name
 
 
@@ -39,6 +41,16 @@ class Senders:
             return OTHERS
         self.names.add(name)
         return name
+
+
+class SenderFigures:
+    """What `Observer` reads of the names of keys."""
+
+    def __init__(self, s: Settings) -> None:
+        self.names = s.home / "etc" / NAMES
+
+    def read(self, counted: Mapping[str, int] | None, trouble: list[str]) -> list[dict[str, Any]]:
+        return listed(counted or {}, self.names)
 
 
 def listed(counted: Mapping[str, int], file: Path) -> list[dict[str, Any]]:

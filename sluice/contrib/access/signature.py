@@ -11,11 +11,12 @@ import hmac
 import re
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union
 
 from sluice.http.replies import Rejected, problem
 from sluice.http.request import read
+from sluice.http.routes import Route
 from sluice.settings import SettingError, secret
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
@@ -188,3 +189,13 @@ def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], bool, 
         return item
 
     return signed_read
+
+
+def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[Scheme, list[Key]]]:
+    """The scheme and the keys of each route with `signed`. Raises: SettingError."""
+    found = {}
+    for path, route in routes.items():
+        if route.signed:
+            name, _, file = route.signed.partition(":")
+            found[path] = load(f"INGEST_ROUTES: the secret of {path}", name, file)
+    return found

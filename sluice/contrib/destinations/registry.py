@@ -1,52 +1,38 @@
-"""The destinations of INGEST_ROWS: a line each. A destination is imported when its scheme is used."""
+"""The destinations of INGEST_ROWS, which registers declare. One is imported when its scheme is used."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import import_module
-from typing import NamedTuple
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.contrib.destinations.destination import Destination
 from sluice.contrib.destinations.outbox import Outbox
-from sluice.parsers import HOST, KAFKA_URL, LOGIN, ByStream
+from sluice.http.routes import Route
+from sluice.parsers import ByStream
+from sluice.registry import Destination as Kind
+from sluice.registry import NotInstalled
+from sluice.settings import Settings
 from sluice.streams.registry import Stream
 
 
-class Kind(NamedTuple):
-    """A kind of destination.
-
-    target: "module:Class". form: how a URL is written. pattern: of its URLs. library: `bin/provision TARGET` installs
-    it. stream: the only one that it takes, if it is not for all. column: that it adds to those of a table.
-    """
-
-    target: str
-    form: str
-    pattern: str
-    library: str = ""
-    stream: str = ""
-    column: str = ""
+def open_rows(s: Settings, streams: Mapping[str, Stream]) -> Outbox:
+    """Raises: SettingError, also for a stream that does not exist."""
+    check_streams(s, streams)
+    return open_elsewhere(s.rows, streams)
 
 
-DESTINATIONS = {
-    "parquet": Kind(
-        "sluice.contrib.destinations.parquet:Parquet", "parquet:///DIRECTORY", r"parquet:///[^?#]+", "parquet",
-        column="hour",
-    ),
-    "s3": Kind(
-        "sluice.contrib.destinations.delta:Delta", "s3://BUCKET/PREFIX", r"s3://[\w.-]+(?:/[\w./=-]+)?", "s3",
-        column="hour",
-    ),
-    "clickhouse": Kind(
-        "sluice.contrib.destinations.clickhouse:ClickHouse", "clickhouse://USER:PASSWORD@HOST:PORT/DATABASE",
-        rf"clickhouse://(?:{LOGIN})?{HOST}/\w+(?:\?secure)?", "clickhouse", column="object",
-    ),
-    "kafka": Kind("sluice.contrib.kafka.topics:Topics", "kafka://HOST:PORT,HOST:PORT", KAFKA_URL, "kafka"),
-    "statsd": Kind(
-        "sluice.contrib.destinations.statsd:Statsd", "metrics=statsd://HOST:PORT", rf"statsd://{HOST}", stream="metrics"
-    ),
-}  # fmt: skip
+def check(s: Settings, _: Mapping[str, Route], streams: Mapping[str, Stream]) -> None:
+    """Raises: SettingError."""
+    check_streams(s, streams)
+    check_rows(s.rows, streams)
+
+
+def check_streams(s: Settings, streams: Mapping[str, Stream]) -> None:
+    for name in s.rows.streams:
+        if name not in streams:
+            known = ", ".join(sorted(streams))
+            raise settings.SettingError(f"INGEST_ROWS: there is no stream {name!r}; there are {known}.")
 
 
 def open_elsewhere(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Outbox:
@@ -63,10 +49,11 @@ def check_rows(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Non
 
 def kind_of(url: str, stream: Stream) -> Kind:
     """The kind of destination that a URL names. Raises: SettingError if a stream cannot have it."""
-    kind = DESTINATIONS.get(url.partition(":")[0])
+    kinds: dict[str, Kind] = registry.declared("destinations")
+    kind = kinds.get(url.partition(":")[0])
     shown = f"INGEST_ROWS={settings.without_password(url)!r} is invalid for {stream.name}"
     if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream.name):
-        forms = ", ".join(kind.form for kind in DESTINATIONS.values())
+        forms = ", ".join(kind.form for kind in kinds.values())
         raise settings.SettingError(f"{shown}: expected store or one of {forms}.")
     if kind.column and kind.column in map(str.lower, stream.record.__struct_fields__):
         raise settings.SettingError(f"{shown}: it has a field {kind.column}, and the destination has such a column.")
@@ -75,12 +62,8 @@ def kind_of(url: str, stream: Stream) -> Kind:
 
 def open_destination(url: str, stream: Stream) -> Destination:
     """The destination of a URL. Raises: SettingError if it is invalid, or a library is not installed."""
-    kind = kind_of(url, stream)
-    module, _, name = kind.target.partition(":")
     try:
-        destination: Destination = getattr(import_module(module), name)(url, stream)
-    except ImportError as error:
-        shown = f"INGEST_ROWS={settings.without_password(url)}"
-        problem = f"{shown} needs {error.name}: bin/provision {kind.library} installs it."
-        raise settings.SettingError(problem) from None
+        destination: Destination = kind_of(url, stream).load()(url, stream)
+    except NotInstalled as error:
+        raise settings.SettingError(f"INGEST_ROWS={settings.without_password(url)} {error}") from None
     return destination

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.routes import MSGPACK
+from sluice.contrib.formats.register import MSGPACK
 from sluice.streams.body import BRACKETS, Budget, Remainder
 from sluice.streams.decoder import Result, check_text, decode_parts
 from sluice.streams.logs import build, scalar

@@ -14,8 +14,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollectio
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
+from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable
 
 log = logging.getLogger("sluice.spool")
 PARTITIONS = 4  # of a new topic, unless the URL says otherwise: as many workers can store one stream at a time

@@ -17,9 +17,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from sluice.base.override import override
 from sluice.contrib.kafka.admin import Admin, asking, code
 from sluice.contrib.kafka.backlog import Backlog
+from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool import inlet
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable, Refusal
+from sluice.spool.errors import Refusal
 from sluice.spool.inlet import Group, log
 
 REFRESH_SECONDS = 0.25  # between two looks at the partitions, and at what the workers have settled

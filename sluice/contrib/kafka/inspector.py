@@ -13,7 +13,7 @@ from sluice.contrib.kafka.admin import Admin, Positions, Topic, asking
 from sluice.spool import inspector
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
-from sluice.spool.errors import NotWithKafka
+from sluice.spool.errors import NoSuchVerb
 from sluice.spool.inspector import Seen, Snapshot
 from sluice.spool.outlet import MAX_BODIES
 
@@ -44,7 +44,7 @@ class Inspector(inspector.Inspector):
     @override
     def require(self, verb: str) -> None:
         if verb in REFUSED:
-            raise NotWithKafka(REFUSED[verb])
+            raise NoSuchVerb(REFUSED[verb])
 
     @override
     def streams(self) -> set[str]:

@@ -29,10 +29,11 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from sluice.base.background import background
 from sluice.base.override import override
 from sluice.contrib.kafka.admin import Admin, Begun, Place, asking, log, note, read_note
+from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool import outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import LEASE_SECONDS, TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable, Lost
+from sluice.spool.errors import Lost
 from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
 
 TRIM_SECONDS = 10.0  # between two deletions of what is stored

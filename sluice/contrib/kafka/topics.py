@@ -25,8 +25,8 @@ from sluice.base.override import override
 from sluice.base.times import instant, microseconds, second
 from sluice.contrib.destinations.destination import Carried, InMemory, Rejected, Rows, Unwritable, alone, writer_of
 from sluice.contrib.kafka.admin import MAX_RECORD_BYTES, Admin, asking, code
+from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable
 from sluice.store.bounds import GROUP_RECORDS
 from sluice.store.types import FarRow
 from sluice.streams.record import Metric

@@ -32,7 +32,7 @@ COUNTERS = (
     ("sluice_stored_bodies", "Bodies stored completely.", "stored"),
     ("sluice_duplicate_bodies", "Bodies not stored again, because another one had their key.", "duplicate"),
     ("sluice_purged_bodies", "Bodies that an operator purged.", "purged"),
-    ("sluice_expired_bodies", "Bodies of which the dead letters were deleted by age.", "expired"),
+    ("sluice_expired_bodies", "Bodies of which the dead letters were deleted.", "expired"),
     ("sluice_deleted_rows", "Rows deleted by age (INGEST_KEEP).", "deleted"),
     ("sluice_received_bytes", "Bytes of the bodies put on the list.", "received_bytes"),
     ("sluice_store_errors", "Claims that could not be stored and were kept for another attempt.", "store_errors"),
@@ -48,7 +48,8 @@ GAUGES = (
     ("sluice_unpublished_bodies", "Bodies in the database whose rows wait for their destination.", "unpublished"),
     ("sluice_unpublished_age_seconds", "For how long the first of them has waited; 0 if there is none.",
      "unpublished_seconds"),
-    ("sluice_missing_bodies", "Accepted bodies that are neither in Redis nor in the database.", "missing"),
+    ("sluice_missing_bodies", "Accepted bodies that are neither in Redis nor in the database; below 0: counted twice.",
+     "missing"),
 )  # fmt: skip
 VIEW_GAUGES = (
     ("sluice_view_lag_seconds", "How far the view may be behind; of a tally, the age of its oldest count.", "lag"),

@@ -12,16 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from statistics import linear_regression
+from statistics import linear_regression, median
 from typing import Any, NoReturn
 
 from sluice import settings
 from sluice.account import STATES, sums
 from sluice.base import daemon, screen
+from sluice.base.counters import read_rates
 from sluice.base.files import replace
 from sluice.base.times import instant
 from sluice.contrib.page.rejections import Rejections
-from sluice.contrib.views import figures
 from sluice.dead_letters import Letters
 from sluice.ledger import Observer
 from sluice.routes import load_routes
@@ -35,8 +35,10 @@ SLOTS = 360
 COLUMNS = 7
 RECENT_READINGS = 5  # over which a rate is taken
 # what may become full: its column in a row of the last hour, and how many rows make a forecast, at least and at most.
-# Redis's memory can fill within minutes; the disk's free bytes go up and down with each rewrite of Redis's log
-RUNNING_OUT = {"disk": (5, 30, SLOTS), "memory": (6, 3, 12)}
+# Redis's memory can fill within minutes. The disk's free bytes go up and down with each rewrite of Redis's log, and
+# with whatever another program does for some minutes: there is no forecast without an hour
+RUNNING_OUT = {"disk": (5, SLOTS * 5 // 6, SLOTS), "memory": (6, 3, 12)}
+PART_ROWS = 60  # whose rate is taken alone; that of a longer time is the median of its parts
 FORESEEN_HOURS = 720.0  # what becomes full later is not foreseen
 SHOWN_REASONS, SHOWN_LETTERS, EXCERPT_CHARACTERS = 20, 10, 160
 # per stream, copied from Observer.look()
@@ -93,8 +95,8 @@ class Page:
         reading = self.observer.look()
         now, streams = reading["time"], reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
-        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading["senders"]}
-        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading["views"]}, by_key))
+        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading.get("senders", [])}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading.get("views", [])}, by_key))
         then, before, read, by_key_then = self.seen[0]
         rows, views, senders = [], [], []
         for name, row in streams.items():
@@ -102,11 +104,11 @@ class Page:
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
-        for view in reading["views"]:
-            reads, hits = figures.rates(read.get(view["path"]), view["reads"], now - then)
+        for view in reading.get("views", []):
+            reads, hits = read_rates(read.get(view["path"]), view["reads"], now - then)
             about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
             views.append(about | {"reads_rate": reads, "hits": hits})
-        for row in reading["senders"]:
+        for row in reading.get("senders", []):
             name = row["sender"]
             senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
         memory = reading["memory"]
@@ -204,7 +206,9 @@ def hours_left(rows: Sequence[Row], column: int, least: int, most: int) -> float
     known = [(row[0], row[column]) for row in list(rows)[-most:] if row[column] is not None]
     if len(known) < least:
         return None
-    rate = linear_regression(*zip(*known)).slope
+    size = len(known) // max(1, len(known) // PART_ROWS)
+    parts = [known[start : start + size] for start in range(0, len(known) - size + 1, size)]
+    rate = median(linear_regression(*zip(*part)).slope for part in parts)
     hours = known[-1][1] / -rate / 3600 if rate < 0 else FORESEEN_HOURS
     return round(hours, 2) if hours < FORESEEN_HOURS else None
 

@@ -16,12 +16,11 @@ import time
 from collections import deque
 from typing import Any
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.base import screen
 from sluice.base.connect import client
 from sluice.base.counters import Counts
 from sluice.base.files import replace
-from sluice.contrib.access import senders
 from sluice.spool.contract import count_command
 
 FILE = "errors.json"
@@ -73,7 +72,7 @@ class Rejections:
     def __init__(self, s: settings.Settings, timeout: float) -> None:
         """timeout: seconds to wait for Redis."""
         self.counts = Counts()
-        self.senders = senders.Senders(self.counts)
+        self.senders = [make(self.counts) for make in registry.hooks("senders")]
         self.redis: Any = client(s.figures, timeout)
         self.file = s.home / "run" / FILE
         self.kinds: dict[tuple[int, str], deque[dict[str, Any]]] = {}
@@ -99,7 +98,8 @@ class Rejections:
         told = json.loads(datagram[datagram.index(b"{") :].decode("utf-8", "replace"))
         if "reason" not in told:  # the gateway counts its own answers
             self.counts.counter(f"answered {told['status']} nginx").n += 1
-            self.senders.rejected(told["status"], told.get("name", ""))
+            for count in self.senders:
+                count.rejected(told["status"], told.get("name", ""))
         texts = {
             "path": told["path"],
             "reason": reason(told),

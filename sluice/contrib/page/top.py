@@ -27,8 +27,8 @@ from rich.text import Text
 
 from sluice.account import Figures
 from sluice.base import screen
+from sluice.base.counters import read_rates
 from sluice.contrib.page import page
-from sluice.contrib.views import figures
 from sluice.ledger import Observer
 from sluice.settings import Settings
 
@@ -109,7 +109,7 @@ class Dashboard:
         parts += ["", self.streams(now)]
         if workers := self.workers(now):
             parts += ["", workers]
-        if now["views"]:
+        if now.get("views", []):
             parts += ["", self.views(now)]
         if now["dead_letters"]:
             parts += ["", self.letters(now)]
@@ -151,7 +151,10 @@ class Dashboard:
                 number(waits),
                 "?" if row["backlog_bytes"] is None else size(row["backlog_bytes"]) if waits else "",
                 Text(drawn(chart, self.ramp), "cyan"),
-                Text("" if old is None else screen.ago(old), "bold yellow" if (old or 0) >= OLD_SECONDS else ""),
+                Text(
+                    "?" if row["ready"] is None else "" if old is None else screen.ago(old),
+                    "bold yellow" if (old or 0) >= OLD_SECONDS else "",
+                ),
                 Text(number(row["dead"]), "yellow" if row["dead"] else ""),
                 Text(number(row["missing"]), "bold red" if row["missing"] else ""),
             )
@@ -192,8 +195,8 @@ class Dashboard:
             table.add_column(name, justify="right", no_wrap=True)
         then = self.seen[0]
         before = {view["path"]: view["reads"] for view in then["views"]}
-        for view in now["views"]:
-            reads, hits = figures.rates(before.get(view["path"]), view["reads"], now["time"] - then["time"])
+        for view in now.get("views", []):
+            reads, hits = read_rates(before.get(view["path"]), view["reads"], now["time"] - then["time"])
             lag, made = view["lag"], view["refreshes"]
             late = lag is not None and lag >= OLD_SECONDS and made is None  # a tally may be as old as its period
             table.add_row(

@@ -33,16 +33,21 @@ def load(s: settings.Settings) -> dict[str, View]:
     """
     if s.views == "off":
         return {}
-    views = {path: view for path, view in VIEWS.items() if s.rows.of(view.stream) is None}
+    rows = getattr(s, "rows", None)  # without that folder, all rows are in tables
+    views = {path: view for path, view in VIEWS.items() if rows is None or rows.of(view.stream) is None}
     views.update(extension.dictionary(NAME, s.views, "VIEWS"))
     known = load_routes(s.routes)
     for path, view in views.items():
         problem = invalid(path, view) or ("a route has this path" if path in known else "")
-        if not problem and s.rows.of(view.stream) is not None:
+        if not problem and rows is not None and rows.of(view.stream) is not None:
             problem = f"INGEST_ROWS sends the rows of {view.stream} elsewhere, and a view follows a table"
         if problem:
             raise settings.SettingError(f"{NAME}={s.views!r} is invalid: {path!r}: {problem}.")
     return views
+
+
+def are_on(s: settings.Settings) -> bool:
+    return bool(s.views != "off")
 
 
 def invalid(path: object, view: object) -> str:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from redis.exceptions import RedisError
 
 from sluice.contrib.views import contract
 from sluice.contrib.views.client import ViewsClient
+from sluice.contrib.views.declared import load
 from sluice.contrib.views.kinds.view import View, ViewFigures
+from sluice.settings import Settings
 
 PATIENCE_SECONDS = 0.5  # that a display waits for a reply: its other figures come once a second
+
+
+class ViewsFigures:
+    """What `Observer` reads of the views: a list of `ViewFigures` as dictionaries."""
+
+    def __init__(self, s: Settings) -> None:
+        self.views = load(s)
+        self.client = ViewsClient(s.scratch_redis, PATIENCE_SECONDS)
+
+    def read(self, counted: Mapping[str, int] | None, trouble: list[str]) -> list[dict[str, Any]]:
+        try:
+            seen = look(self.client, self.views) if self.views else []
+        except RedisError as error:
+            trouble.append(f"the views' Redis is unavailable: {error}")
+            seen = [ViewFigures(path, "unavailable") for path in self.views]
+        return [view._asdict() for view in seen]
 
 
 def look(client: ViewsClient, declared: Mapping[str, View]) -> list[ViewFigures]:
@@ -19,19 +40,3 @@ def look(client: ViewsClient, declared: Mapping[str, View]) -> list[ViewFigures]
         path, _, status = field.decode().rpartition(" ")
         reads.setdefault(path, {})[status] = int(n)
     return [view.figures(path, client.ask)._replace(reads=reads.get(path, {})) for path, view in declared.items()]
-
-
-def rates(
-    before: Mapping[str, int] | None, now: Mapping[str, int] | None, seconds: float
-) -> tuple[float | None, float | None]:
-    """Reads per second between two looks, and the hit rate: of the answers 200 and 404, the share of 200.
-
-    None: unknown, as after a restart of the views' Redis; without such an answer there is no hit rate.
-    """
-    if before is None or now is None or seconds <= 0:
-        return None, None
-    new = {status: n - before.get(status, 0) for status, n in now.items()}
-    if min(new.values(), default=0) < 0 or before.keys() - now.keys():
-        return None, None
-    valid = new.get("200", 0) + new.get("404", 0)
-    return sum(new.values()) / seconds, new.get("200", 0) / valid if valid else None

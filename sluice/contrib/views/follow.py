@@ -22,7 +22,7 @@ def main() -> None:
         declared = views.load(s)
         views.verify(declared, streams)
         check_store(s.store)
-    socket = s.views_redis
+    socket = s.scratch_redis
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)
     refresher = Refresher(socket, s.store, declared, streams, lambda: follower.token)

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from sluice.registry import Contribution
+from sluice.parsers import clients, either, module, size
+from sluice.registry import Contribution, Setting
 
 CONTRIBUTION = Contribution(
+    page="protocol/database.md#views",
+    settings={
+        "views": Setting(either("off", lambda: "off", module), "", "module of views of your own, or off"),
+        "views_memory": Setting(size(8 << 20), "256m", "memory of the Redis that has the views"),
+        "read_allow": Setting(
+            clients("all", "private", "none"), "127.0.0.1 ::1", "networks whose clients may read the views"
+        ),
+    },
+    row_sources={"sqlite": "sluice.contrib.views.rows.sqlite:SqliteRows"},
     verbs={"views": "sluice.contrib.views.verb"},
+    figures={"views": "sluice.contrib.views.figures:ViewsFigures"},
+    scratch="sluice.contrib.views.declared:are_on",
 )

@@ -21,7 +21,7 @@ from sluice.http.replies import Rejected
 from sluice.http.routes import JSON, Reply, reply
 
 SETTINGS = settings.load_or_exit()
-READS = GroupReads(SETTINGS.views_redis)
+READS = GroupReads(SETTINGS.scratch_redis)
 MAX_KEYS = 100  # of one request
 MAX_BYTES = 8 << 20  # of an answer with several keys
 HEAVY_BYTES = 1 << 16  # of an answer

@@ -15,11 +15,12 @@ import time
 from redis.exceptions import RedisError
 
 from sluice.base import screen
+from sluice.base.counters import read_rates
 from sluice.contrib import views
 from sluice.contrib.views import contract
 from sluice.contrib.views.check import Checker
 from sluice.contrib.views.client import Full, ViewsClient
-from sluice.contrib.views.figures import look, rates
+from sluice.contrib.views.figures import look
 from sluice.contrib.views.kinds.followed import Followed
 from sluice.contrib.views.kinds.view import ViewFigures
 from sluice.settings import SettingError, Settings
@@ -48,8 +49,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     chosen = {path: declared[path]} if path else declared
     try:
         if arguments.action == "check":
-            return check(Checker(s.views_redis, s.store, streams, s.keep), chosen)
-        client = ViewsClient(s.views_redis)
+            return check(Checker(s.scratch_redis, s.store, streams, s.keep), chosen)
+        client = ViewsClient(s.scratch_redis)
         return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
     except RedisError as error:
         screen.complain(f"the views' Redis is unavailable: {error}")
@@ -70,7 +71,7 @@ def show(client: ViewsClient, declared: dict[str, views.View]) -> int:
 def cells(view: ViewFigures) -> list[str]:
     lag = "" if view.lag is None else screen.ago(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
-    reads, hits = rates({}, view.reads, 1)
+    reads, hits = read_rates({}, view.reads, 1)
     return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", screen.percent(hits)]
 
 

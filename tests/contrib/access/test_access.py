@@ -23,6 +23,8 @@ from sluice.run import configure
 from support.access import KEY, OTHER, curl, keys, passwords, private, tls
 from support.nginx_front import front, problem
 
+pytestmark = pytest.mark.contract
+
 KEY_CHECK = "#api-keys# auth_request off; if ($sluice_keyless) { rewrite ^ /_sluice_keyless last; }"
 NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")
 DENIED = problem(

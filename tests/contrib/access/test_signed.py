@@ -19,6 +19,8 @@ from sluice.contrib.access.signature import PRIME, SCHEMES, SMALL, PublicKey, ch
 from sluice.run.up import check_modules
 from sluice.streams.message import parse
 
+pytestmark = pytest.mark.contract
+
 OWN = """
 from pathlib import Path
 from sluice.http.routes import OK, Route

@@ -178,6 +178,7 @@ def push(home: Path, count: int, stream: str = "slow") -> None:
         link.rpush(f"ingest:{{{stream}}}", *range(count))
 
 
+@pytest.mark.contract
 def test_workers_that_fall_behind_get_others_that_help(tmp: Path) -> None:
     (tmp / "slow.py").write_text(RECORDS.format(pause=0.001))
     with postgres_server() as database:
@@ -204,6 +205,7 @@ def pool(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
         found.close()
 
 
+@pytest.mark.contract
 def test_workers_are_added_replaced_and_stopped_after_their_batches(pool: Pool, tmp: Path) -> None:
     pool.change(2)
     assert pool.size == 3
@@ -223,6 +225,7 @@ def test_workers_are_added_replaced_and_stopped_after_their_batches(pool: Pool, 
     assert second.returncode == 0
 
 
+@pytest.mark.contract
 def test_a_reading_counts_what_workers_store_and_what_fails_of_streams_with_a_decoder(pool: Pool, tmp: Path) -> None:
     push(tmp, 7, "without_decoder")
     push(tmp, 100)

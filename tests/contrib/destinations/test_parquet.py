@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -22,17 +23,18 @@ import redis
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
-from sluice import parsers, settings
+from sluice import settings
 from sluice.account import shared
 from sluice.contrib import views
 from sluice.contrib.destinations import destination, parquet
 from sluice.contrib.destinations.outbox import Storing
-from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere
+from sluice.contrib.destinations.register import parse_rows
+from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere, open_rows
 from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Entry, Outcome, Unavailable
-from sluice.streams.built_in import STREAMS, load_streams
+from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Record, Vote
 from sluice.streams.registry import stream
 from support import store_contract
@@ -137,6 +139,7 @@ def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkey
 # --- What arrives as what --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @both
 def test_votes_have_the_columns_of_their_table_and_the_hour(store: Store, tmp: Path) -> None:
     body = b'{"poll":"p","choice":"a","voter":"v","time":"2026-01-01T13:30:00.1239+01:00"}'
@@ -155,6 +158,7 @@ def test_votes_have_the_columns_of_their_table_and_the_hour(store: Store, tmp: P
     assert told(store, "SELECT bodies, records FROM batches") == [(2, 2)]
 
 
+@pytest.mark.contract
 @both
 def test_the_streams_have_no_tables_in_the_database(store: Store, url: str, tmp: Path) -> None:
     store.persist(*votes("a"))
@@ -188,6 +192,7 @@ def test_attributes_of_logs_are_json(store: Store, tmp: Path) -> None:
     assert json.loads(attributes) == {"disks": [{"bytes": 123456789012345678901234567890}]}
 
 
+@pytest.mark.contract
 @both
 def test_rejects_are_buried_in_the_database(store: Store, tmp: Path) -> None:
     outcome = store.persist(
@@ -208,6 +213,7 @@ class Count(Record, kw_only=True):
 COUNTS = {"counts": stream("counts", Count)}
 
 
+@pytest.mark.contract
 @both
 @pytest.mark.parametrize("group", [1, 3, 1000])
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
@@ -237,6 +243,7 @@ def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> No
     assert not files(tmp) and not staged(tmp) and told(store, "SELECT * FROM batches_objects") == []
 
 
+@pytest.mark.contract
 def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> None:
     store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
     _, *programs = samples("Parquet")
@@ -249,6 +256,7 @@ def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> No
 # --- Exactly once ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @both
 def test_a_claim_that_comes_again_is_stored_once(store: Store, tmp: Path) -> None:
     store.persist(*votes("a", "b"))
@@ -275,6 +283,7 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
     assert (len(staged(tmp)), len(files(tmp))) == (0, 1)
 
 
+@pytest.mark.contract
 @both
 def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
     @again
@@ -313,6 +322,7 @@ def killed(url: str, tmp: Path, program: str) -> None:
     store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("moment", MOMENTS)
 @both
 def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> None:
@@ -330,10 +340,11 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
         assert told(store, "SELECT * FROM batches_objects") == []
 
 
+@pytest.mark.contract
 def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp: Path) -> None:
     """Also that of a cell which shares the database, and has a directory of its own."""
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
-    other = parsers.rows(f"parquet://{tmp}/other")
+    other = parse_rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as store:
         store.persist(*votes("c", first=3))
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
@@ -347,6 +358,7 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
         assert store.ledger("votes").bodies == 3
 
 
+@pytest.mark.contract
 def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(f"sqlite:///{tmp}/other.db", tmp)) as other:
@@ -358,11 +370,12 @@ def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: 
     assert choices(tmp) == ["a", "b", "c"] and not staged(tmp)
 
 
+@pytest.mark.contract
 def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as theirs:
         theirs.publish_figures("theirs", {"settings": shared(STREAMS, FOREVER, outbox(theirs))}, ())
-    other = parsers.rows(f"parquet://{tmp}/other")
+    other = parse_rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as ours:
         assert not outbox(ours).publish(ours) and ours.unpublished() == []
         assert ours.forget("theirs")
@@ -394,22 +407,157 @@ def test_what_cannot_be_published_now_is_published_later(store: Store, tmp: Path
     assert choices(tmp) == ["a"]
 
 
-def test_an_object_that_is_gone_before_it_is_published_is_reported(
-    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_object_that_is_missing_keeps_its_note_and_holds_up_nothing(
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = Storing.note
 
     def lose(*given: Any) -> None:
         note(*given)
-        shutil.rmtree(tmp / "rows/.staged")
+        (tmp / "rows/.staged/votes").rename(tmp / "lost")
 
-    monkeypatch.setattr(Storing, "note", lose)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storing, "note", lose)
+        store.persist(*votes("a"))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="an object of these rows is missing"):
+            outbox(store).publish(store)
+    store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["b"]
+    assert [(one.bodies, one.reason) for one in store.unpublished()] == [(1, "an object of these rows is missing")]
+    for path in (tmp / "lost").iterdir():
+        path.rename(tmp / "rows/.staged/votes" / path.name)
+    tidied(store)
+    assert choices(tmp) == ["a", "b"] and store.unpublished() == []
+
+
+@contextlib.contextmanager
+def unmounted(tmp: Path) -> Iterator[Path]:
+    """An empty directory in the place of the destination's, as if its disk were not mounted. Nothing is made there."""
+    place, away = tmp / "rows", tmp / "disk"
+    place.rename(away)
+    place.mkdir()
+    yield place
+    assert not list(place.rglob("*"))
+    place.rmdir()
+    away.rename(place)
+
+
+def test_rows_that_could_not_be_published_wait_for_their_disk(
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parquet.os, "rename", fail)
+        store.persist(*votes("a"))
+    with unmounted(tmp):
+        with pytest.raises(Unavailable, match="put it back"):
+            outbox(store).publish(store)
+        with pytest.raises(Unavailable, match="put it back"):
+            outbox(store).tidy("votes", store)
+    tidied(store)
+    assert choices(tmp) == ["a"]
+
+
+def test_nothing_is_stored_while_the_disk_is_away_from_a_running_worker(store: Store, tmp: Path) -> None:
     store.persist(*votes("a"))
-    assert not files(tmp) and not caplog.records
+    with unmounted(tmp):
+        for act in (
+            lambda: store.persist(*votes("b", first=2)),
+            lambda: outbox(store).tidy("votes", store),
+            lambda: store.expire("votes", NOON),
+            lambda: outbox(store).addresses(),
+        ):
+            with pytest.raises(Unavailable, match="put it back"):
+                act()
+        (tmp / "rows/.id").write_text("another disk")
+        with pytest.raises(Unavailable, match="put it back"):
+            store.persist(*votes("b", first=2))
+        (tmp / "rows/.id").unlink()
+    store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["a", "b"]
+
+
+@both
+def test_nothing_is_made_where_the_disk_is_missing_at_the_start(url: str, tmp: Path) -> None:
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("a"))
+    with unmounted(tmp):
+        with contextlib.closing(connected(url, tmp)) as store:
+            for act in (
+                lambda: store.persist(*votes("b", first=2)),
+                lambda: outbox(store).tidy("votes", store),
+                lambda: store.expire("votes", NOON),
+                lambda: outbox(store).addresses(),
+            ):
+                with pytest.raises(Unavailable, match="mount its disk"):
+                    act()
+        (tmp / "rows").rmdir()
+        with contextlib.closing(connected(url, tmp)) as store, pytest.raises(Unavailable, match="mount its disk"):
+            store.persist(*votes("b", first=2))
+        (tmp / "rows").mkdir()
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["a", "b"]
+
+
+def test_a_worker_that_has_not_stored_yet_learns_that_another_one_has(store: Store, url: str, tmp: Path) -> None:
+    with contextlib.closing(connected(url, tmp)) as other:
+        outbox(other).publish(other)
+        store.persist(*votes("a"))
+        with unmounted(tmp), pytest.raises(Unavailable, match="mount its disk"):
+            other.persist(*votes("b", first=2))
+
+
+def test_an_empty_id_begins_anew(url: str, tmp: Path) -> None:
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("a"))
+    shutil.rmtree(tmp / "rows")
+    (tmp / "rows").mkdir()
+    (tmp / "rows/.id").touch()
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["b"]
+
+
+def test_a_note_of_an_older_database_ends_if_its_file_was_merged(store: Store, tmp: Path) -> None:
+    stored(store, 3)
+    address = outbox(store).destinations["votes"].address()
+    before = [("votes", f"{HOUR}/{path.stem}", address, 1, "2026-01-01T12:00:00.000Z", "") for path in files(tmp)]
+    tidied(store)
+    assert len(files(tmp)) == 1
+    store.persist(*votes("b", first=4))
+    tidied(store)  # what was merged is merged again
+    assert len(files(tmp)) == 1
+    with store.transaction() as db:
+        for row in before:
+            store.run(db, "INSERT INTO batches_objects VALUES (?, ?, ?, ?, ?, ?)", row)
     outbox(store).publish(store)
-    assert "is gone" in caplog.text
+    assert store.unpublished() == [] and told(store, "SELECT * FROM batches_objects") == []
 
 
+def test_what_other_programs_put_there_is_named_once_and_stays(
+    store: Store, tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(store, 2)
+    table = tmp / "rows/votes"
+    for name in "hour=x", "hour=__HIVE_DEFAULT_PARTITION__":
+        (table / name).mkdir()
+    (table / f"hour={HOUR}/empty.parquet").touch()
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), table / f"hour={HOUR}/other.parquet")
+    tidied(store)
+    tidied(store)
+    assert len(files(tmp)) == 3
+    assert store.expire("votes", NOON + 3_600_000_000) is False
+    assert store.ledger("votes").deleted == 2
+    assert {path.name for path in files(tmp)} == {"empty.parquet", "other.parquet"}
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4 and all("is not ours" in line for line in said)
+
+
+@pytest.mark.contract
 @both
 def test_rows_whose_commit_was_not_answered_are_published_before_the_next_ones(
     store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +587,7 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
     assert choices(tmp) == ["a"]
 
 
+@pytest.mark.contract
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a'))")
@@ -454,6 +603,7 @@ def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url:
     assert choices(tmp) == ["a"]
 
 
+@pytest.mark.contract
 @both
 def test_dead_letters_are_replayed_into_the_destination(store: Store, tmp: Path) -> None:
     store.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
@@ -489,6 +639,7 @@ def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
     assert [path.name for path in (tmp / "rows/.staged/votes").iterdir() if path.name[0] != "."] == []
 
 
+@pytest.mark.contract
 def test_a_worker_that_merges_long_rows_takes_bounded_memory(tmp: Path) -> None:
     env = {"INGEST_ROWS": f"logs=parquet://{tmp}/rows"}
     rows = open_elsewhere(settings.load(env).rows, STREAMS)
@@ -542,6 +693,7 @@ def test_a_large_file_is_not_merged(store: Store, tmp: Path, monkeypatch: pytest
     assert tidied(store) == 0 and len(files(tmp)) == 3
 
 
+@pytest.mark.contract
 def test_an_object_with_a_note_is_not_merged(url: str, tmp: Path) -> None:
     killed(url, tmp, "die_after(parquet.Parquet, 'publish'); store.persist(*store_contract.votes('a'))")
     with contextlib.closing(connected(url, tmp)) as store:
@@ -591,6 +743,7 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: 
     assert not wrong and merges >= 100 and len(choices(tmp)) == 301
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "moment", ["parquet.exchange = die", "die_after(parquet, 'exchange')", "parquet.os.link = die"]
 )
@@ -646,6 +799,7 @@ def test_files_whose_columns_have_other_types_stay_apart(url: str, tmp: Path) ->
 # --- Deletion by age -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @both
 def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -> None:
     stored(store, 3)
@@ -703,7 +857,7 @@ def test_a_field_with_the_name_of_a_column_of_the_destination_is_refused() -> No
 def test_a_stream_that_does_not_exist_is_refused() -> None:
     s = settings.load({"INGEST_ROWS": "trips=parquet:///a"})
     with pytest.raises(settings.SettingError, match="INGEST_ROWS: there is no stream 'trips'; there are gps, logs"):
-        load_streams(s)
+        open_rows(s, STREAMS)
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -722,6 +876,7 @@ def test_built_in_views_follow_only_tables_and_an_own_view_of_other_rows_is_refu
         views.load(settings.load({"INGEST_ROWS": "gps=parquet:///a", "INGEST_VIEWS": str(module)}))
 
 
+@pytest.mark.contract
 def test_a_worker_stores_one_stream_there_and_the_other_in_its_table(tmp: Path) -> None:
     with redis_server(tmp, appendfsync="no") as server:
         env = environment(tmp, {"INGEST_SPOOL": server.socket, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"})

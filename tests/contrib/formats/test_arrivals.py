@@ -17,6 +17,8 @@ from proving.harness import ROOT, Answer, ask, environment, gateway, post, redis
 from sluice.routes import ROUTES
 from support.table_of_cases import check_each_row
 
+pytestmark = pytest.mark.contract
+
 CASES = json.loads(Path(__file__).with_name("arrivals.json").read_text())
 POSTS = [case for case in CASES if case["method"] == "POST"]  # nginx makes a POST of a GET (tests/nginx)
 

@@ -27,7 +27,8 @@ from sluice.contrib.formats import protobuf
 from sluice.contrib.formats.loki import messages as loki
 from sluice.contrib.formats.prometheus import messages as prometheus
 from sluice.contrib.formats.protobuf import wrapped
-from sluice.routes import FORMATS, ROUTES
+from sluice.contrib.formats.register import FORMATS
+from sluice.routes import ROUTES
 from sluice.streams import encoding
 from sluice.streams.built_in import STREAMS
 from sluice.streams.encoding import FRAMED
@@ -620,6 +621,7 @@ def decoded(stream: str, sent: bytes) -> tuple[int, int]:
     return written, letters
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_body_becomes_a_small_multiple_of_itself(name: str) -> None:
     stream, sent, size = item(name, BODY)
@@ -647,6 +649,7 @@ def calls(decode: Iterator[Any]) -> int:
     return counts["call"] + counts["c_call"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", BOMBS)
 def test_twice_the_body_takes_at_most_twice_the_calls(name: str) -> None:
     limits = LIMITS._replace(records=1 << 30)

@@ -543,6 +543,7 @@ print(found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
 """
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_small_body_that_inflates_to_millions_of_messages_takes_little_memory(kind: str, tmp_path: Any) -> None:
     path, unit, around = BOMBS[kind]

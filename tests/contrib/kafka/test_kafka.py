@@ -1,7 +1,7 @@
 """Kafka in the list's place: real brokers, gateways and workers. Nothing acknowledged is lost or stored twice.
 
-`bin/test tests/contrib/kafka/test_kafka.py --leaders 30 -o faulthandler_timeout=0` kills the leader of a partition
-30 times.
+`bin/test --nightly tests/contrib/kafka/test_kafka.py --leaders 30 -o faulthandler_timeout=0` kills the leader of
+a partition 30 times.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from confluent_kafka.admin import AdminClient
 from sluice import settings
 from sluice.contrib.kafka.admin import Admin, Topic
 from sluice.contrib.kafka.backlog import Backlog
+from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.contrib.kafka.inlet import Inlet, note_loss
 from sluice.contrib.kafka.inspector import Inspector
 from sluice.contrib.kafka.outlet import CONSUMER, Outlet
 from sluice.ledger import Observer
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.spool.errors import KafkaUnavailable
+
+pytestmark = pytest.mark.nightly
 
 POISON = """
 import os

@@ -21,6 +21,8 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from support.operator_verbs import drain, push, sluice, status, vote
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture
 def redis(tmp: Path) -> Iterator[Server]:

@@ -26,6 +26,8 @@ from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from support.operator_verbs import drain, push, sluice, vote
 
+pytestmark = pytest.mark.contract
+
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULES = (PROMETHEUS / "rules.yml").read_text()
 NAME = re.compile(r"\bsluice_[a-z_]+")

@@ -39,6 +39,8 @@ from proving.harness import (
 from sluice import settings
 from sluice.contrib.page import page as program
 
+pytestmark = pytest.mark.nightly
+
 FAILED = "Failed to load resource"  # Chromium logs every response that is not 2xx
 LIVE = ROOT / "examples/live.html"
 PHONE, TABLET, DESKTOP = (360, 740), (820, 1180), (1280, 800)
@@ -684,6 +686,8 @@ def test_without_redis_the_page_reports_that_no_writes_are_accepted(page: Page, 
     try:
         expect(page.locator("#verdict h2")).to_have_text("Redis is unavailable: no writes are accepted")
         expect(page.locator("#accepted .figure")).to_have_text("?")
+        expect(page.locator("#ready")).not_to_contain_text("nothing waits")
+        expect(page.locator("#ledger tbody td[data-name=Oldest]").first).to_have_text("?")
     finally:
         os.kill(redis, signal.SIGCONT)
     expect(page.locator("#verdict")).to_have_attribute("data-state", "good")
@@ -769,6 +773,13 @@ def test_the_hours_left_follow_from_the_rate_of_the_last_rows() -> None:
     assert program.hours_left(rows(7300, 7200), 1, 3, 9) is None
     assert program.hours_left(rows(7200, 7200, 7200), 1, 3, 9) is None
     assert program.hours_left(rows(7200, 7300, 7400), 1, 3, 9) is None
+    sixth = program.SLOTS // 6
+    disk = [7200 + 360 - n for n in range(program.SLOTS)]  # a byte in ten seconds
+    assert program.hours_left(rows(*disk), 1, 300, 360) == 20
+    assert program.hours_left(rows(*disk[: program.SLOTS * 4 // 5]), 1, 300, 360) is None  # not from minutes
+    for start in range(0, 5 * sixth, 7):  # another program writes for five minutes
+        burst = [free - 5000 * min(max(n - start, 0), 30) for n, free in enumerate(disk)]
+        assert program.hours_left(rows(*(10**9 + free for free in burst)), 1, 300, 360) is None
     assert program.hours_left(rows(1 << 50, (1 << 50) - 1, (1 << 50) - 2), 1, 3, 9) is None  # in many years
 
 

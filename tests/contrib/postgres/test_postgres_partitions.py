@@ -26,6 +26,8 @@ from sluice.streams.record import Gps, Limits, Vote
 from sluice.streams.registry import stream
 from support.store_contract import claim
 
+pytestmark = pytest.mark.contract
+
 KEEP = Keep(600, {})
 MINUTE_AGO = 60.0
 NAMED = b"POST /gps HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + b'{"device":"d","lat":1,"lon":2}'

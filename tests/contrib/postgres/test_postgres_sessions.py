@@ -24,6 +24,8 @@ from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Reject, Vote
 from support.store_contract import again, claim, votes
 
+pytestmark = pytest.mark.contract
+
 WEEK = Keep(7 * 86_400, {"votes": None})
 PREFIX = "@%c %a@ "  # the session and its program, before each line of the log
 PINNED = (

@@ -22,6 +22,8 @@ from sluice.store.types import Epoch
 from sluice.streams.record import Gps, Vote
 from support.views_site import NOON, Site, site
 
+pytestmark = pytest.mark.contract
+
 FOLLOWED = ["/gps/latest", "/gps/trail", "/metrics/latest", "/notices/all", "/notices/feed", "/notices/object"]
 UNAVAILABLE = "the views' Redis is unavailable: "
 

@@ -36,6 +36,8 @@ from sluice.streams.record import Gps, Metric, Reject
 from support.store_contract import again
 from support.views_site import NOON, Site, site
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
@@ -387,6 +389,7 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
     late.source.close()
 
 
+@pytest.mark.nightly
 def test_a_view_without_room_refuses_new_keys_and_all_others_go_on(sqlite: Site) -> None:
     sqlite.put("votes", [])
     sqlite.put("gps", [position("bike", 1)])
@@ -564,6 +567,7 @@ class Chaos:
                 self.here.caught_up()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
 def test_after_any_interleaving_every_view_equals_a_rebuild(
     here: Site, seed: int, monkeypatch: pytest.MonkeyPatch

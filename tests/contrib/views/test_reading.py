@@ -19,6 +19,8 @@ from proving.harness import ROOT, Server, connect, environment, get, installatio
 from sluice.contrib import views
 from support.access import curl
 
+pytestmark = pytest.mark.contract
+
 BIKE = "/gps/latest?device=bike"
 RECORDS = """
 from sluice import Record, stream

@@ -27,6 +27,8 @@ from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
 from support.views_site import NOON, Site
 from support.views_site import site as installation
 
+pytestmark = pytest.mark.contract
+
 KEYS = ["bike", "a b", "50%", "a+b&c=d", "\u00e9\u20ac", "x" * 512, ""]
 LANE = "fastlane"
 
@@ -84,7 +86,13 @@ def reader(site: Site, name: str, runtime: str = "cpython") -> Iterator[Reader]:
             yield Reader(name, server.port, server, site)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(p.values, id=p.id, marks=p.marks) for p in SERVERS])
+EACH = {"cpython-fastlane", "cpython-validated", "pypy-fastlane"}  # for each change; the others at night
+PARAMETERS = [
+    pytest.param(p.values, id=p.id, marks=p.marks if p.id in EACH else [*p.marks, pytest.mark.nightly]) for p in SERVERS
+]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
 def installed(stored: Site, request: pytest.FixtureRequest) -> Iterator[Reader]:
     with reader(stored, *request.param) as found:
         yield found

@@ -84,6 +84,7 @@ def test_a_view_of_an_unknown_stream_or_field_is_one_line(view: views.View, prob
         views.verify({"/x": view}, STREAMS)
 
 
+@pytest.mark.contract
 def test_an_invalid_declaration_stops_the_follower(tmp: Path) -> None:
     own = module(tmp, "VIEWS = {'/x': latest('nothing', key='device')}")
     done = subprocess.run(
@@ -96,6 +97,7 @@ def test_an_invalid_declaration_stops_the_follower(tmp: Path) -> None:
     )
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_the_reader_s_half_imports_no_driver(runtime: str) -> None:
     code = (
@@ -128,6 +130,7 @@ def store(here: Site) -> None:
     here.caught_up()
 
 
+@pytest.mark.contract
 def test_the_list_shows_keys_memory_lag_and_reads(here: Site) -> None:
     store(here)
     here.client().hset(contract.READS, mapping={"/gps/latest 200": 1999, "/gps/latest 404": 1, "/gps/latest 503": 1})
@@ -138,6 +141,7 @@ def test_the_list_shows_keys_memory_lag_and_reads(here: Site) -> None:
     assert line[-3:] == ["2001", "99.9", "%"]  # 99.95, rounded down
 
 
+@pytest.mark.contract
 def test_check_finds_what_was_changed(here: Site) -> None:
     store(here)
     assert sluice(here, "check")[0] == 0
@@ -155,6 +159,7 @@ def test_check_finds_what_was_changed(here: Site) -> None:
     assert sluice(here, "check", "/gps/trail") == (0, "/gps/trail: 3 keys, 0 different\n")
 
 
+@pytest.mark.contract
 def test_without_a_follower_or_redis_the_verb_says_so(here: Site) -> None:
     store(here)
     assert sluice(here, "check", "/none")[0] == 2
@@ -167,6 +172,7 @@ def test_without_a_follower_or_redis_the_verb_says_so(here: Site) -> None:
     assert status == 1 and text.startswith("sluice: the views' Redis is unavailable")
 
 
+@pytest.mark.contract
 def test_a_view_that_is_not_served_is_neither_compared_nor_waited_for(here: Site) -> None:
     store(here)
     assert sluice(here, "rebuild", "/votes/tally") == (0, "A tally is not built: it is counted when a client asks.\n")
@@ -177,6 +183,7 @@ def test_a_view_that_is_not_served_is_neither_compared_nor_waited_for(here: Site
     assert (status, text) == (1, "/gps/trail: full, not compared\n")
 
 
+@pytest.mark.contract
 def test_a_rebuild_without_room_and_one_whose_follower_ends_are_one_line(here: Site) -> None:
     here.put("gps", [Gps(time=NOON * 10**9, device=str(n), lat=1.0, lon=1.0) for n in range(3000)])
     here.caught_up()
@@ -203,6 +210,7 @@ def test_a_rebuild_without_room_and_one_whose_follower_ends_are_one_line(here: S
     assert (command.returncode, said) == (1, f"sluice: building\n{ended}")
 
 
+@pytest.mark.contract
 def test_without_views_the_verb_says_why(here: Site) -> None:
     here.env["INGEST_VIEWS"] = "off"
     status, text = sluice(here)

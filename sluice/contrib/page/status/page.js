@@ -56,6 +56,7 @@ function judge() {
   if (!shown.gateway)
     return ["bad", "The gateway is unavailable: no writes are accepted", "Clients get 502 or 504; see the gateway's log."];
   const ready = sum("ready");
+  if (ready == null) return ["bad", "What waits is unknown", shown.trouble[0] ?? "Its figures do not come."];
   const base = shown.trouble.find((line) => line.startsWith("the database is unavailable"));
   if (base && (sum("accepted") || !base.includes("no database yet")))
     return ["bad", "The database is unavailable", `Writes are accepted and wait in Redis: ${bodies(ready)} now. ${base}`];
@@ -63,7 +64,7 @@ function judge() {
     return ["bad", "The disk is almost full: no writes are accepted", "Clients get 503 with Retry-After until there is room. Redis keeps what waits."];
   const missing = shown.streams.filter((stream) => stream.missing);
   if (missing.length)
-    return ["bad", `${missing.map((stream) => `${stream.stream}: ${number(stream.missing)}`).join(", ")} missing`,
+    return ["bad", `${missing.map(({ stream, missing: n }) => `${stream}: ${number(Math.abs(n))}${n < 0 ? " too many" : ""}`).join(", ")}${missing.some((stream) => stream.missing > 0) ? " missing" : ""}`,
       "The ledger does not add up; bin/sluice status explains it."];
   const undecodable = shown.streams.filter((stream) => stream.ready && !stream.decoder);
   if (undecodable.length)
@@ -143,7 +144,7 @@ function picture() {
   const [ready, claimed, dead] = ["ready", "claimed", "dead"].map(sum);
   const late = oldest > LATE ? "slow" : "";
   station("accepted", sum("accepted"), `${each(sum("accepted_rate"))}/s`);
-  station("ready", ready, ready ? `oldest: ${span(oldest)}` : "nothing waits", ready ? late : "");
+  station("ready", ready, ready ? `oldest: ${span(oldest)}` : ready == null ? "" : "nothing waits", ready ? late : "");
   station("claimed", claimed, workers(), claimed ? late : "");
   station("stored", sum("stored"), `${each(sum("taken_rate"))}/s`);
   const rejected = shown.turned_away.reduce((total, { answers }) => total + answers, 0);
@@ -185,7 +186,7 @@ function ledger() {
   $("#purged").textContent = purged.length ? `Discarded by bin/sluice purge: ${purged.join(", ")}.` : "";
   table("#ledger", shown.streams.map((stream) => {
     const counts = ["accepted", "ready", "claimed", "stored", "dead", "duplicate"].map((name) => number(stream[name]));
-    const oldest = stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
+    const oldest = stream.ready == null ? "?" : stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
     return [stream.stream, ...counts, [number(stream.missing), stream.missing], oldest, `${each(stream.accepted_rate)} /s`];
   }));
 }
@@ -405,7 +406,7 @@ class Chart {
 // The rows of the last hour, and one for the present.
 function hour() {
   const waiting = sum("ready") == null || sum("claimed") == null ? null : sum("ready") + sum("claimed");
-  const oldest = Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
+  const oldest = sum("ready") == null ? null : Math.max(...shown.streams.map((stream) => stream.oldest_seconds ?? 0));
   return [...shown.hour, [shown.time, sum("accepted_rate"), sum("taken_rate"), waiting, oldest]];
 }
 

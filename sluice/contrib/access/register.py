@@ -1,0 +1,48 @@
+"""Who may do what: API keys and their names, passwords, TLS, signatures, CORS, and limits of a client."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sluice import parsers
+from sluice.parsers import AUTO, EVERYBODY, limit, words
+from sluice.registry import Contribution, Setting
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Paths, and origins as browsers send them (RFC 6454)."""
+    expected = "paths such as /votes and optionally origins such as https://a.example"
+    valid = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
+    given = words(valid, expected)(text)
+    if given and not any(word.startswith("/") for word in given):
+        raise ValueError(expected)
+    return given
+
+
+def settle(values: dict[str, Any]) -> None:
+    """Raises: SettingError for a key without its certificate."""
+    from sluice.settings import SettingError  # which imports the registers
+
+    if values["tls_key"] and not values["tls_certificate"]:
+        raise SettingError("INGEST_TLS_KEY needs INGEST_TLS_CERTIFICATE.")
+    values["tls_key"] = values["tls_key"] or values["tls_certificate"]
+    if values["allow"] == AUTO and (values["api_keys"] or values["passwords"]):
+        values["allow"] = EVERYBODY
+
+
+CONTRIBUTION = Contribution(
+    page="protocol/operator.md#access-control",
+    settings={
+        "api_keys": Setting(parsers.file, "", "file of API keys, which every client needs then"),
+        "passwords": Setting(parsers.file, "", "file of names and hashed passwords, for basic authentication"),
+        "tls_certificate": Setting(parsers.file, "", "file of the certificate for HTTPS"),
+        "tls_key": Setting(parsers.file, "", "file of its private key, if it is not in the certificate's"),
+        "client_rate": Setting(limit(1_000_000), "auto", "requests per second of one client"),
+        "client_connections": Setting(limit(65535), "auto", "concurrent requests of one client"),
+        "cors": Setting(parse_origins, "", "paths that pages of other sites may use"),
+    },
+    settle="sluice.contrib.access.register:settle",
+    senders="sluice.contrib.access.senders:Senders",
+    figures={"senders": "sluice.contrib.access.senders:SenderFigures"},
+)

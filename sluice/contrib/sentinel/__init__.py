@@ -1,0 +1,1 @@
+"""Redis on several machines, of which Sentinels name the master."""

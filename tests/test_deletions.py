@@ -1,0 +1,67 @@
+"""Each folder of `sluice/contrib`, and all of them, can be deleted: what remains takes, stores and shows bodies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proving import harness
+from proving.harness import ROOT, Server, get, poll, post
+from sluice.registry import contributions
+
+FOLDERS = sorted(path.parent.name for path in (ROOT / "sluice/contrib").glob("*/register.py"))
+VARIABLES = "import json; from sluice import settings; print(json.dumps(settings.variables()))"
+
+
+def checkout_without(folder: str, at: Path) -> Path:
+    """A copy of this checkout that lacks a folder of contrib, and its tests; "": all of contrib."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    gone = f"sluice/contrib/{folder}".rstrip("/") + "/", f"tests/contrib/{folder}".rstrip("/") + "/"
+    for name in files.decode().split("\0")[:-1]:
+        if not name.startswith(gone) and (ROOT / name).is_file():
+            (at / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, at / name)
+    for venv in ".venv", ".venv-pypy":
+        if (ROOT / venv).exists():
+            (at / venv).symlink_to((ROOT / venv).resolve())
+    return at
+
+
+def output(root: Path, env: dict[str, str], *words: str) -> str:
+    done = subprocess.run([sys.executable, *words], cwd=root, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def stored(home: Path) -> list[tuple[str]]:
+    with sqlite3.connect(f"file:{home}/ingest.db?mode=ro", uri=True) as db:
+        return db.execute("SELECT choice FROM votes").fetchall()
+
+
+@pytest.mark.parametrize("folder", ["", *FOLDERS])
+def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder: str, tmp: Path) -> None:
+    root, home = checkout_without(folder, tmp / "checkout"), tmp / "home"
+    home.mkdir(mode=0o700)
+    port = harness.free_port()
+    env = harness.environment(home, {"INGEST_PORT": port})
+    gone = contributions() if not folder else {folder: contributions()[folder]}
+    with harness.running([sys.executable, "-m", "sluice.run.up"], tmp / "up.out", env, cwd=root, seconds=60) as process:
+        server = Server(process, tmp / "up.out", home, port)
+        poll(lambda: harness.listening(server, port)() and get(port, "/readyz")[0] == 200, 120, "bin/up")
+        assert post(port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200
+        poll(lambda: (home / "ingest.db").exists() and stored(home) == [("a",)], 60, "the row")
+        status = json.loads(output(root, env, "-m", "sluice.ops", "status", "--json"))
+        row = next(row for row in status["streams"] if row["stream"] == "votes")
+        assert (row["accepted"], row["stored"], row["missing"]) == (1, 1, 0)
+    helped = output(root, env, "-m", "sluice.ops", "--help")
+    variables = json.loads(output(root, env, "-c", VARIABLES))
+    for each in gone.values():
+        assert not {f"    {verb} " for verb in each.verbs if f"    {verb} " in helped}
+        replaced = {"INGEST_WORKERS"}  # the core has it, too
+        assert not {f"INGEST_{name.upper()}" for name in each.settings} - replaced & set(variables)
