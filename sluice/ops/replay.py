@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return int(total.dead > 0 or undecodable.total() > 0 or taken > 0)
 
 
-def reader(stream: registry.Stream, letter: DeadLetter) -> registry.Decode:
+def decoder_of(stream: registry.Stream, letter: DeadLetter) -> registry.Decode:
     return stream.decode if letter.whole else stream.part or stream.decode
 
 
@@ -98,7 +98,7 @@ def decode_letter(
     if letter.id in deadly:
         return Decoded((), (Reject(letter.body, DEADLY, True),))
     try:
-        return reader(streams[letter.stream], letter)(letter.body, limits)
+        return decoder_of(streams[letter.stream], letter)(letter.body, limits)
     except BaseException as error:
         return failed(letter.stream, letter.body, error)
 
@@ -142,7 +142,7 @@ def try_each(streams: dict[str, registry.Stream], limits: Limits, letters: list[
         for letter in letters:
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             with contextlib.suppress(BaseException):
-                reader(streams[letter.stream], letter)(letter.body, limits)
+                decoder_of(streams[letter.stream], letter)(letter.body, limits)
             os.write(done, b".")
     finally:
         os._exit(0)

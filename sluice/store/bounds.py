@@ -17,7 +17,7 @@ LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
 REASONS = 100  # of dead letters that are told apart
 GROUP_RECORDS = 32_768  # held in memory on their way to a destination
 # What is decoded for one transaction. A record takes about RECORD_BYTES, and a byte of text TEXT_FACTOR: an attribute
-# of eight bytes takes forty. What else it takes, as `[[],[],…]` does, shows in Python's blocks of up to 512 bytes: they
+# of eight bytes takes forty. What else it takes, as `[[],[],…]` does, shows in Python's blocks of up to 512 bytes. They
 # are looked at every few milliseconds, in which one decodes to 10 MB
 HELD_BYTES, RECORD_BYTES, TEXT_FACTOR = 40 << 20, 300, 5
 HELD_BLOCKS, LOOK_SECONDS = 300_000, 0.005

@@ -71,7 +71,7 @@ def decode_claim(
             records, rejects = decoded.records, decoded.rejects
         count = len(records) + len(rejects)
         add(Body(seq, received, item, records, rejects, count == 1))
-        if count != 1:  # of the others, a claim has few enough
+        if count != 1 or decoded.without_rows:  # of the others, a claim has few enough
             held += decoded.size * bounds.TEXT_FACTOR + count * bounds.RECORD_BYTES
             without_rows.update(decoded.without_rows)
         now = monotonic()

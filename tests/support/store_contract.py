@@ -202,6 +202,23 @@ def body_with(seq: int, received: int, item: bytes, *results: Any) -> Body:
     return Body.of(seq, received, item, Decoded(records, rejects))
 
 
+class Watched(list[Record]):
+    """Records. then: called when they have been iterated, in the transaction."""
+
+    def __init__(self, records: Iterable[Record], then: Callable[[], object]) -> None:
+        super().__init__(records)
+        self.then = then
+
+    def __iter__(self) -> Iterator[Record]:
+        yield from super().__iter__()
+        self.then()
+
+
+def watched(bodies: Sequence[Body], then: Callable[[], object]) -> list[Body]:
+    """Bodies with a call behind the records of the last one."""
+    return [*bodies[:-1], msgspec.structs.replace(bodies[-1], records=Watched(bodies[-1].records, then))]
+
+
 def vote(choice: object) -> bytes:
     return json.dumps({"poll": "p", "choice": str(choice)}).encode()
 
