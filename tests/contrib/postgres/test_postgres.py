@@ -363,7 +363,7 @@ def test_a_column_whose_type_changes_between_two_transactions_gets_nothing(
 
     def put(n: int) -> None:
         body = Claim("own", f"run:{n}:1", n, 1, 100, [(n, 0)])
-        assert store.persist(body, [(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
+        assert store.persist(body, [Body(n, 1_700_000_000_000_000, b"", [record(a=value)])]).records == 1
 
     put(1)
     pg.ask(f"ALTER TABLE own ALTER a TYPE {to}")
