@@ -27,6 +27,7 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Body
 from sluice.streams.built_in import load_streams
+from support.store_contract import body_with
 
 NOON = 1_767_268_800  # 2026-01-01 12:00 UTC
 RECORDS = """
@@ -42,7 +43,6 @@ STREAMS = {"notices": stream("notices", Notice)}
 """
 VIEWS = """
 from sluice.contrib.views import feed, latest, tally
-from support.store_contract import body_with
 
 VIEWS = {
     "/notices/feed": feed("notices", key="user", cap=4, member=("kind", "object")),

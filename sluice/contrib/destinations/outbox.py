@@ -294,7 +294,12 @@ class Storing(Attempt):
     def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         outcome = Outcome(0, 0)
         for group in split(bodies, bounds.GROUP_RECORDS):
-            outcome = outcome.plus(Bisection(partial(self.insert, stream, origin)).store(group))
+            insert = partial(self.insert, stream, origin)
+            try:
+                stored = insert(group)
+            except RowsRejected:
+                stored = Bisection(insert).store(group)
+            outcome = outcome.plus(stored)
         return outcome
 
     def insert(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
