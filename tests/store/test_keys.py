@@ -449,8 +449,17 @@ def test_all_keys_of_a_claim_are_one_statement_before_its_rows(url: str, monkeyp
     here = Here(url)
     assert here.put("gps", fix("first")) == (1, 0)
     put_keys, insert, seen = here.store.put_keys, here.store.insert, list[object]()
-    monkeypatch.setattr(here.store, "put_keys", lambda *given: (seen.append(len(given[-1])), put_keys(*given))[1])
-    monkeypatch.setattr(here.store, "insert", lambda *given: (seen.append("rows"), insert(*given))[1])
+
+    def count_keys(*given: Any) -> Any:
+        seen.append(len(given[-1]))
+        return put_keys(*given)
+
+    def note_rows(*given: Any) -> Any:
+        seen.append("rows")
+        return insert(*given)
+
+    monkeypatch.setattr(here.store, "put_keys", count_keys)
+    monkeypatch.setattr(here.store, "insert", note_rows)
     several = [b"[" + fix(f"a{n}") + b"," + fix(f"b{n}") + b"]" for n in range(700)]
     assert here.put("gps", *several, *(fix(f"c{n}") for n in range(700)), keyed("k", fix("d"), "/gps")) == (2_101, 0)
     assert seen == [1_401, "rows"]

@@ -24,7 +24,7 @@ from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored
-from support.store_contract import NOON, StoreTests, claim, decoded, votes
+from support.store_contract import NOON, StoreTests, body_with, claim, decoded, votes
 from support.worker_contract import WorkerTests
 
 
@@ -181,12 +181,12 @@ class TestSqlite(StoreTests):
 
         connected(before)[0].close()
         store, record = connected(after)
-        entries = [(1, NOON, b"", record(a=sent))]
+        bodies = [body_with(1, NOON, b"", record(a=sent))]
         with pytest.raises(Unavailable, match="column a of table own has the type .*: rename it"):
-            store.persist(claim("own", 1), entries)
+            store.persist(claim("own", 1), bodies)
         assert store.persist(*votes("a")).records == 1
         backend.ask("ALTER TABLE own RENAME COLUMN a TO a_before")
-        assert store.persist(claim("own", 1), entries).records == 1
+        assert store.persist(claim("own", 1), bodies).records == 1
         ((found,),) = backend.ask("SELECT a FROM own")
         assert (found if kind_of_column(after) is not object else json.loads(found)) == sent
         assert type(found) is (str if kind_of_column(after) is object else type(sent))

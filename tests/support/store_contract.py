@@ -970,7 +970,7 @@ class StoreTests:
         def mended(letter: DeadLetter) -> Decoded:
             if letter.seq == 1:
                 return Decoded([Vote(poll="p", choice="mended"), Vote(poll="p", choice="and one")])
-            return [Reject(letter.body, "not today", True)]
+            return Decoded((), [Reject(letter.body, "not today", True)])
 
         assert store.replay(old, mended, True)[:4] == (1, 2, 1, {"not today": 1})
         assert store.letters() == old
@@ -1174,7 +1174,7 @@ class StoreTests:
         rows = parse_rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
         destinations = open_elsewhere(rows, STREAMS)
         made = destinations.destinations["votes"].open(NOON)
-        made.add(1, Rows([(1, NOON, b"", Vote(poll="p", choice="a"))]))
+        made.add(1, Rows([body_with(1, NOON, b"", Vote(poll="p", choice="a"))]))
         made.finish()
         made.close(delete=False)
         with store.transaction() as db:
