@@ -121,7 +121,7 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(kind:
 
 RAISED = {
     "exits": "SystemExit", "fails": "SystemExit", "usage": "SystemExit", "interrupts": "KeyboardInterrupt",
-    "panics": "BaseException", "closes": "RuntimeError", "waits": "WaitedTooLong",
+    "panics": "BaseException", "closes": "GeneratorExit", "waits": "WaitedTooLong",
 }  # fmt: skip
 
 
