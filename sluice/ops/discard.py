@@ -1,4 +1,4 @@
-"""Delete dead letters for good: of bodies that are stored, or that match.
+"""Delete dead letters of bodies that are stored, or that match.
 
 A body whose key, or all of whose records, another one has is dead after a `replay`, with a reason that begins with
 `duplicate: `. Nothing of it is missing from the tables, and no replay stores it.

@@ -1,5 +1,6 @@
-"""Delete the rows and dead letters that INGEST_KEEP no longer keeps. The workers do it too, a few at a time.
+"""Delete rows and dead letters that INGEST_KEEP no longer keeps.
 
+The workers do it too, a few at a time.
 They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
 Of cells that share the database, the longest INGEST_KEEP counts.
 A partition of a table is dropped when all of its rows are too old, so some rows stay until then.

@@ -1,4 +1,4 @@
-"""Decode dead letters again: valid ones are stored, the others stay.
+"""Decode dead letters again, and store those that are valid now.
 
 Today's decoders decode them; the others stay with the new reason.
 
