@@ -15,6 +15,7 @@ import contextlib
 import faulthandler
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
@@ -417,15 +418,18 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["run"], ["burst"]):
         print("usage: worker.py [run | burst]", file=sys.stderr)
         return 2
+    os.umask(0o077)
     with settings.exit_if_invalid():
-        config = settings.load()
+        config = settings.load(last=True)
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
         elsewhere = open_elsewhere(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared, streams, config.keep, elsewhere)
-    publisher = Publisher(inspector, streams, config.cell, not config.has_own_redis, config.replicas, known)
+    publisher = Publisher(
+        inspector, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
+    )
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)

@@ -17,7 +17,7 @@ from sluice.base.times import uptime
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
-from sluice.store.registry import open_elsewhere, open_store
+from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.store import retried
 from sluice.streams.built_in import load_streams
 
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, keep=s.keep, elsewhere=open_elsewhere(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

@@ -29,7 +29,7 @@ from sluice.base.screen import shown
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.entries import failed
-from sluice.store.registry import open_elsewhere, open_store
+from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter(), 0)
     undecodable: Counter[str] = Counter()
-    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, elsewhere=open_elsewhere(s, streams))
     letters = Letters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
     if not counts:

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sluice import settings
-from sluice.base.files import replace
+from sluice.base.files import read, replace
 from sluice.contrib import views
 from sluice.contrib.access import keys
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
@@ -281,6 +281,13 @@ def write_keys(s: settings.Settings) -> None:
         replace(s.home / "etc" / name, text)
 
 
+def is_text(path: Path, text: str) -> bool:
+    try:
+        return read(path) == text
+    except OSError:
+        return False
+
+
 def write(s: settings.Settings, files: int = 0) -> None:
     """Write the configuration to $INGEST_HOME/etc, for this user only. files: as in `nginx_configuration`."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -303,7 +310,8 @@ def write(s: settings.Settings, files: int = 0) -> None:
         )
     else:  # without this file, systemd starts no Redis
         (s.home / "etc/redis.conf").unlink(missing_ok=True)
+    settings.keep_for_verbs(s)
     for name, text in (nginx_configuration(s, files) | texts).items():
         path = s.home / "etc" / name
-        if not path.exists() or path.read_text() != text:  # so a second bin/provision services changes nothing
+        if not is_text(path, text):  # so a second bin/provision services changes nothing
             replace(path, text)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import settings
+from sluice.base import files as files_at
 from sluice.run import configure, up
 from sluice.run.configure import ROOT
 from sluice.run.parts import parts
@@ -134,7 +135,12 @@ def prepare(values: Mapping[str, str]) -> bool:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in folder.iterdir()} if folder.is_dir() else {}
+    """The text of each file of a directory, which belongs to a user who may put a pipe there."""
+    texts = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            texts[path.name] = files_at.read(path)
+    return texts
 
 
 def install(values: Mapping[str, str], s: settings.Settings) -> bool:
