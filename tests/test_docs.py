@@ -19,7 +19,7 @@ import tomllib
 import ingest
 import sluice
 from proving import documents, harness
-from sluice import settings
+from sluice import registry, settings
 from sluice.contrib import views
 from sluice.contrib.access import signature as webhooks
 from sluice.contrib.access import signed as signature
@@ -211,7 +211,7 @@ def test_a_limit_in_a_sentence_has_the_value_of_its_constant(page):
 
 
 def test_every_variable_that_any_document_names_is_a_setting():
-    known = {*settings.variables(), "INGEST_"}
+    known = {*settings.variables(), "INGEST_", "INGEST_GREETING"}  # the last one is of docs/ADDING-A-FOLDER.md
     for name in DOCUMENTS:
         if name != "CHANGELOG.md":  # it has the names of before
             assert set(re.findall(r"INGEST_[A-Z_]+", (harness.ROOT / name).read_text())) <= known, name
@@ -236,7 +236,7 @@ def test_every_file_that_a_document_names_exists():
         known = re.compile(r"(bin|bench|sluice|deploy|docs|tests|nginx|examples)/[\w./-]*|\w+\.py")
         named = {word for word in words if known.fullmatch(word)}
         missing = {path for path in named if not (harness.ROOT / path).exists()}
-        assert not missing - {"my_routes.py", "my_records.py"}, name
+        assert not missing - {"my_routes.py", "my_records.py", "register.py"}, name
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -256,7 +256,7 @@ def test_the_tables_from_the_code_are_up_to_date():
 
 
 def test_every_verb_that_a_document_names_exists():
-    verbs = {*command.verbs(), "provision"}
+    verbs = {*command.verbs(), "provision", "greet"}  # the last one is of docs/ADDING-A-FOLDER.md
     for name in DOCUMENTS:
         text = (harness.ROOT / name).read_text()
         assert set(re.findall(r"bin/sluice ([a-z]+)", text)) <= verbs, name
@@ -373,3 +373,11 @@ def test_every_pip_install_requires_hashes():
     calls = [call for path in scripts for call in re.findall(r"pip install(?:.*\\\n)*.*", path.read_text())]
     assert calls
     assert all("--require-hashes" in call for call in calls)
+
+
+def test_each_folder_of_contrib_names_its_page() -> None:
+    assert registry.contributions()
+    for name, each in registry.contributions().items():
+        page, _, anchor = each.page.partition("#")
+        assert not anchor or anchor in anchors(harness.ROOT / "docs" / page), name
+        assert (harness.ROOT / "docs" / page).is_file(), name

@@ -184,6 +184,29 @@ def test_a_malformed_length_gets_400(front: Front) -> None:
     front.holds()
 
 
+MALFORMED = (
+    b"nonsense\r\n\r\n",
+    b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nHost : y\r\nContent-Length: 0\r\n\r\n",
+    b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    *(
+        b"POST /votes?a=b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + rest
+        for rest in (b"\r\nx\r\nabc\r\n0\r\n\r\n", b"\r\n3\r\nabcd\r\n0\r\n\r\n", b"Content-Length: 3\r\n\r\n0\r\n\r\n")
+    ),
+)
+
+
+def test_malformed_http_gets_400_or_a_closed_connection(front: Front) -> None:
+    if front.site and not front.site.is_gunicorn:
+        pytest.skip("wsgiref takes it")
+    for data in MALFORMED:
+        with front.connect() as link:
+            try:
+                assert request(link, data)[0] == 400, data
+            except EOFError:  # gunicorn 23 closes the connection on malformed chunks
+                assert front.site and front.site.runtime == "pypy" and b"chunked" in data, data
+    front.holds()
+
+
 def test_a_body_that_is_too_large_gets_413_before_it_is_sent(front: Front) -> None:
     is_problem(front.send("POST /votes", Content_Length=MAX_BODY + 1 if front.site else 1 << 40), 413)
     front.holds()

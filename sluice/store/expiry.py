@@ -84,7 +84,7 @@ class Expiry:
         if self.booted is not None:
             allowed = max(allowed, self.booted + int((now - age) * 1e6))
         self.tell(before - allowed)
-        noted = {}
+        noted: dict[str, int] = {}
         booted = present - int(now * 1e6)
         settled = self.booted is not None and now > SETTLED_SECONDS and not self.behind
         if settled and abs(booted - (self.booted or 0)) > STEP_MICROS:
@@ -156,7 +156,7 @@ class KeyExpiry(Expiry):
             if times.uptime() >= self.due:
                 self.note(store, self.at)
             return more
-        noted = {}
+        noted: dict[str, int] = {}
         for stream, share in shares.items():
             count = self.kept[stream]
             self.shares[stream] = share = min(1.0, share * bounds.MAX_KEYS / max(1, count))
@@ -183,7 +183,7 @@ class KeyExpiry(Expiry):
     def note(self, store: Store[Any], at: bytes, more: Mapping[str, int] = MappingProxyType({})) -> None:
         self.due = times.uptime() + NOTE_SECONDS
         counted = {f"kept {stream}": n for stream, n in self.kept.items()}
-        counted |= {f"recent {stream}": n for stream, n in self.recent.items()} | more
+        counted |= {f"recent {stream}": n for stream, n in self.recent.items()} | dict(more)
         counted["at"] = int.from_bytes(at[:AT_BYTES].ljust(AT_BYTES, b"\0"), "big")
         store.set_horizons({PASS + name: value for name, value in counted.items()})
 

@@ -6,6 +6,8 @@ A database says how it writes each type: `serial` is a key that counts up, `eter
 
 from __future__ import annotations
 
+from typing import Any
+
 # Of these tables and of their columns. 2: of commit 4e06d3b. A change of their meaning raises it
 LAYOUT = 3
 
@@ -25,6 +27,7 @@ TABLES = {
     "batches_horizons": {"stream": "name", "until": "integer"},
     "batches_keys": {"key": "bytes", "stream": "text", "at": "integer", "batch": "integer"},
     "batches_duplicates": {"stream": "text", "epoch": "text", "bodies": "integer"},
+    "batches_destinations": {"stream": "text", "address": "text"},
     "batches_objects": {
         "stream": "text", "name": "name", "address": "text", "bodies": "integer", "since": "time", "reason": "text",
     },
@@ -35,7 +38,9 @@ TABLES = {
     },
 }  # fmt: skip
 # of the tables whose rows are found by it alone
-PRIMARY_KEYS = {"batches_keys": "key, stream", "batches_duplicates": "stream, epoch"}
+PRIMARY_KEYS = {
+    "batches_keys": "key, stream", "batches_duplicates": "stream, epoch", "batches_destinations": "stream, address",
+}  # fmt: skip
 # statements behind the table that they are for
 INDEXES = {
     "batches_folded": "CREATE UNIQUE INDEX IF NOT EXISTS batches_folded_by_epoch ON batches_folded (stream, epoch)",
@@ -47,6 +52,17 @@ INDEXES = {
 # One row: what tells this database, and copies of it, from others
 IDENTIFY = "INSERT INTO batches_identity (id) SELECT ? WHERE NOT EXISTS (SELECT 1 FROM batches_identity)"
 BURY = "INSERT INTO dead_letters (received_at, stream, body, reason, whole, batch, seq) VALUES (?,?,?,?,?,?,?)"
+
+
+PLAIN = float, int, bool, str
+
+
+def column_kind(kinds: set[Any]) -> Any:
+    """What a column holds of a field: float, int, bool or str; or object: JSON, also of a union. kinds: see
+    `schema.field_types`. The value of a metric is no such union: each database has a way of its own.
+    """
+    kind = next(iter(kinds)) if len(kinds) == 1 else object
+    return kind if kind in PLAIN else object
 
 
 def escaped(reason: str) -> bytes:

@@ -7,6 +7,7 @@ process that was stopped for a minute has not waited for its decoder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -78,12 +79,13 @@ class Guard:
         seen, looks, main = 0, 0, threading.main_thread().ident
         pause = threading.Event()
         while not pause.wait(LOOK_SECONDS):
-            looks = looks + 1 if self.running and self.calls == seen else 0
-            seen = self.calls
-            if looks == WAIT_SECONDS // LOOK_SECONDS and main:
-                signal.pthread_kill(main, signal.SIGALRM)
-            elif looks * LOOK_SECONDS > WAIT_SECONDS + MORE_SECONDS:
-                os.abort()  # faulthandler shows where it was
+            with contextlib.suppress(Exception):  # the next look may succeed
+                looks = looks + 1 if self.running and self.calls == seen else 0
+                seen = self.calls
+                if looks == WAIT_SECONDS // LOOK_SECONDS and main:
+                    signal.pthread_kill(main, signal.SIGALRM)
+                elif looks * LOOK_SECONDS > WAIT_SECONDS + MORE_SECONDS:
+                    os.abort()  # faulthandler shows where it was
 
 
 GUARD = Guard()

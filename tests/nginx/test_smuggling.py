@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
-from proving import harness
 from proving.harness import connect, gateway, nginx, redis_server, short_tmp
 from sluice.routes import ROUTES
 from sluice.spool.contract import Keys
@@ -27,6 +26,7 @@ from sluice.streams.message import parse
 from sluice.streams.record import Invalid
 from support import generated_requests
 from support.request_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
+from support.runtimes import RUNTIMES
 from support.table_of_cases import check_each_row
 
 pytestmark = pytest.mark.contract
@@ -103,12 +103,7 @@ def bare(item: bytes) -> bytes:
     return message.body or message.query if message else item
 
 
-def parameters() -> list[object]:
-    pypy = pytest.mark.skipif(not Path(harness.PYTHON["pypy"]).exists(), reason="no .venv-pypy here; bin/test makes it")
-    return ["cpython", pytest.param("pypy", marks=pypy)]
-
-
-@pytest.fixture(scope="module", params=parameters())
+@pytest.fixture(scope="module", params=RUNTIMES)
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     short = ("send_timeout 30s;", "send_timeout 30s; lingering_timeout 10ms;")  # default: 5 s after each rejection
     with (

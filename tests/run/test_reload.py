@@ -362,6 +362,7 @@ def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path)
         assert post(up.port, "/votes", b"{}")[0] == 200
 
 
+@pytest.mark.nightly
 def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
     keys = tmp / "keys"
     keys.touch(0o600)
@@ -386,6 +387,7 @@ def test_a_reload_checks_the_files_of_secrets_again(tmp: Path) -> None:
         assert post(up.port, "/votes", b"{}", key)[0] == 200
 
 
+@pytest.mark.nightly
 def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Path) -> None:
     key, other = "k" * 32, "o" * 32
     keys = tmp / "keys"

@@ -285,7 +285,7 @@ def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(t
             assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> None:
     port = free_port()
     env = environment(tmp, {"INGEST_PORT": port})
@@ -305,7 +305,7 @@ def test_bin_up_continues_after_the_reader_of_its_output_has_gone(tmp: Path) -> 
         process.kill()
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_bin_up_goes_on_while_nobody_reads_its_output_and_says_what_it_did_not_show(tmp: Path) -> None:
     """As on a terminal that is held (Ctrl-S), in a pager, or over a connection that is frozen."""
     port = free_port()
@@ -351,7 +351,7 @@ def test_bin_up_goes_on_while_nobody_reads_its_output_and_says_what_it_did_not_s
     assert len(shown) < 600_000
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 @pytest.mark.parametrize("output", [">/dev/full 2>&1", ">&- 2>&- <&-"])
 def test_bin_up_runs_and_ends_in_order_where_it_can_print_nothing(output: str, tmp: Path) -> None:
     """On a full disk, or started with closed standard streams. An earlier one died, and left its programs running."""
@@ -367,7 +367,7 @@ def test_bin_up_runs_and_ends_in_order_where_it_can_print_nothing(output: str, t
         assert not any(up.pids(name) for name in PROGRAMS)
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 @pytest.mark.parametrize("env", [{}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}])
 def test_bin_up_needs_no_variable_and_no_locale(env: dict[str, str], tmp: Path) -> None:
     """As `env -i` and old settings of a locale leave it."""
@@ -434,7 +434,7 @@ def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(tmp: P
                 up.check_paths(settings.load({"INGEST_HOME": str(tmp), setting: str(tmp / name)}))
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_relative_home_is_relative_to_the_callers_directory_and_may_have_other_characters(tmp: Path) -> None:
     port, home = free_port(), "a b;{ä'"
     env = environment(tmp, {"INGEST_PORT": port, "INGEST_HOME": home})

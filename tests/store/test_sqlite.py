@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,21 @@ import pytest
 from proving.harness import ROOT, short_tmp
 from sluice.store.fill import chunks
 from sluice.store.registry import open_store
-from sluice.store.sqlite.file import start_log
+from sluice.store.sqlite.file import check_place, start_log
 from sluice.store.store import Store
+from sluice.store.tables import column_kind
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
-from sluice.streams.record import Gps, Log, Metric, Reject, Vote
+from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
+from sluice.streams.registry import stream
+from sluice.streams.schema import parts_of, stored
 from support.store_contract import NOON, StoreTests, claim, decoded, votes
 from support.worker_contract import WorkerTests
+
+
+def kind_of_column(hint: Any) -> Any:
+    return column_kind({kind for part in parts_of(hint) for kind in stored(part)})
+
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
 
@@ -139,6 +148,63 @@ class TestSqlite(StoreTests):
             db.execute("DROP TABLE gps; CREATE TABLE gps (received_at TEXT)")
         open_store(backend.url, STREAMS).close()
         assert backend.ask(types) == whole
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "ALTER TABLE gps DROP COLUMN altitude; ALTER TABLE gps ADD COLUMN altitude REAL",
+            "ALTER TABLE gps RENAME COLUMN speed TO x; ALTER TABLE gps RENAME COLUMN altitude TO speed; "
+            "ALTER TABLE gps RENAME COLUMN x TO altitude",
+            "CREATE TABLE new AS SELECT batch, speed, altitude, accuracy, bearing, battery, lon, lat, device, time, "
+            "received_at, seq, sender FROM gps; DROP TABLE gps; ALTER TABLE new RENAME TO gps",
+        ],
+    )
+    def test_values_stay_in_their_columns_when_another_program_changes_the_table(
+        self, change: str, backend: SqliteStore, store: Store
+    ) -> None:
+        body = b'{"device":"d","lat":1,"lon":2,"altitude":3,"speed":4,"accuracy":5,"bearing":6,"battery":7}'
+        store.persist(claim("gps", 1), decoded(STREAMS["gps"], [body]))
+        backend.ask(change)
+        store.persist(claim("gps", 1, 2), decoded(STREAMS["gps"], [body], 2))
+        columns = "device, lat, lon, altitude, speed, accuracy, bearing, battery"
+        assert backend.ask(f"SELECT {columns} FROM gps WHERE seq = 2") == [("d", 1, 2, 3, 4, 5, 6, 7)]
+
+    @pytest.mark.parametrize(
+        "before, after, sent",
+        [
+            (int, str, "007"), (int, str, "12345678901234567890"), (float, str, "1"), (str, int, 7), (str, float, 1.5),
+            (int, float, 2.0), (float, int, 7), (int, int | str, "007"), (bool, str, "1"), (int, dict, {"a": 1}),
+        ],
+    )  # fmt: skip
+    def test_a_field_with_another_type_is_not_converted(
+        self, before: Any, after: Any, sent: Any, backend: SqliteStore
+    ) -> None:
+        def connected(kind: Any) -> tuple[Store, Any]:
+            own = stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))
+            return open_store(backend.url, {"own": own, "votes": STREAMS["votes"]}), own.record
+
+        connected(before)[0].close()
+        store, record = connected(after)
+        entries = [(1, NOON, b"", record(a=sent))]
+        with pytest.raises(Unavailable, match="column a of table own has the type .*: rename it"):
+            store.persist(claim("own", 1), entries)
+        assert store.persist(*votes("a")).records == 1
+        backend.ask("ALTER TABLE own RENAME COLUMN a TO a_before")
+        assert store.persist(claim("own", 1), entries).records == 1
+        ((found,),) = backend.ask("SELECT a FROM own")
+        assert (found if kind_of_column(after) is not object else json.loads(found)) == sent
+        assert type(found) is (str if kind_of_column(after) is object else type(sent))
+
+    def test_a_table_may_have_types_that_convert_nothing(self, backend: SqliteStore) -> None:
+        backend.ask(
+            "CREATE TABLE gps (received_at DATETIME, time DATETIME, device VARCHAR(9), lat DOUBLE PRECISION, "
+            "lon FLOAT, altitude, speed, accuracy, bearing, battery, batch BIGINT, seq UNSIGNED BIG INT, sender CLOB)"
+        )
+        store = open_store(backend.url, STREAMS)
+        assert store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"1","lat":1,"lon":2}'])).records == 1
+        assert backend.ask("SELECT device, lat, lon, typeof(received_at), typeof(time) FROM gps") == [
+            ("1", 1.0, 2.0, "text", "text")
+        ]
 
     def test_a_table_that_is_gone_has_no_old_rows(self, backend: SqliteStore, store: Store) -> None:
         with contextlib.closing(apsw.Connection(str(backend.path))) as db:
@@ -337,6 +403,15 @@ class TestSqlite(StoreTests):
         with pytest.raises(Unavailable, match=r"on a network file system \(nfs4\)"):
             open_store(f"sqlite:///{there}/below/ingest.db", STREAMS)
         open_store(f"sqlite:///{tmp_path}/ingest.db", STREAMS).close()
+        for name in b"donn\xe9es", "donn\u00e9es".encode(), b"a\\b", b"a\rb", b"a\x85b", b"a b\tc\nd":
+            there = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+            escaped = b"".join(b"\\%03o" % x if x in b" \t\n\\" else bytes([x]) for x in os.fsencode(there))
+            mounts.write_bytes(
+                line.format("/", "ext4").encode() + line.encode().replace(b"{}", escaped, 1).replace(b"{}", b"nfs4")
+            )
+            open_store(f"sqlite:///{tmp_path}/ingest.db", STREAMS).close()
+            with pytest.raises(Unavailable, match=r"on a network file system \(nfs4\)"):
+                check_place(str(there / "below"))
         with pytest.raises(Unavailable, match="only journal_mode=memory"):
             start_log(apsw.Connection(":memory:"), ":memory:")
 

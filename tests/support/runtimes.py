@@ -12,15 +12,9 @@ import pytest
 from proving import harness
 from proving.harness import Answer, Server, environment, free_port, listening, poll
 
-RUNTIMES = [
-    "cpython",
-    pytest.param(
-        "pypy",
-        marks=pytest.mark.skipif(
-            not Path(harness.PYTHON["pypy"]).exists(), reason="no .venv-pypy here; bin/test makes it"
-        ),
-    ),
-]
+NO_PYPY = pytest.mark.skipif(not Path(harness.PYTHON["pypy"]).exists(), reason="no .venv-pypy here; bin/test makes it")
+# for each change PyPy has the HTTP contract (SERVERS), and the rest at night
+RUNTIMES = ["cpython", pytest.param("pypy", marks=[NO_PYPY, pytest.mark.nightly])]
 SIMPLE = """
 import sys
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -36,12 +30,7 @@ GUNICORN = {
     "fastlane": "sluice.fastlane.loop.FastLane",
 }
 SERVERS = [
-    pytest.param(
-        name,
-        runtime,
-        id=f"{runtime}-{name}",
-        marks=pytest.mark.skipif(not Path(harness.PYTHON[runtime]).exists(), reason="no .venv-pypy; bin/test makes it"),
-    )
+    pytest.param(name, runtime, id=f"{runtime}-{name}", marks=[NO_PYPY] if runtime == "pypy" else [])
     for runtime in ("cpython", "pypy")
     for name in ("validated", "wsgiref", *GUNICORN)
 ]

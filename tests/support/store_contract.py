@@ -27,10 +27,11 @@ from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
 from sluice.account import shared
 from sluice.base.counters import Histogram
-from sluice.contrib.destinations.destination import Unwritable
+from sluice.contrib.destinations.destination import Rows, Unwritable
 from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note, tell
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
@@ -141,13 +142,23 @@ class Parcel(Record):
     pair: tuple[str, str] | None = None
     sides: list[Side] | None = None
     other: dict[str, Any] | None = None
+    either: int | str | None = None
+    digits: int | str | None = None
+    exact: float | int | None = None
+    flag: bool | str | None = None
+    moment: datetime.datetime | int | None = None
+    since: datetime.datetime | int | None = None
+    step: Literal["a", 1] | None = None
+    any: Any = None
+    text: Any = None
 
 
 PARCEL = (
     b'{"paid":true,"count":3,"weight":2.5,"name":"n","price":19.90,"number":"B7E23EC2-9AF0-4C9B-8D2B-000000000001",'
     b'"at":"2026-01-31T12:00:00.5+02:00","local":"2026-01-31T12:00:00","due":"2026-02-01","opens":"08:30:00",'
     b'"photo":"aGk=","colour":"red","level":1,"size":"m","pair":["a","b"],"sides":[{"name":"a","sizes":[1.5]}],'
-    b'"other":{"a":{"b":[null]}}}'
+    b'"other":{"a":{"b":[null]}},"either":5,"digits":"007","exact":5,"flag":true,"moment":"2026-01-31T12:00:00Z",'
+    b'"since":5,"step":"a","any":true,"text":"[1]"}'
 )
 EMPTY_PARCEL = b'{"sku":"is no field"}'
 STORED = {
@@ -156,15 +167,16 @@ STORED = {
     **{"local": "2026-01-31T12:00:00.000000Z", "due": "2026-02-01", "opens": "08:30:00", "photo": "aGk="},
     **{"colour": "red", "level": 1, "size": "m", "pair": ["a", "b"], "sides": [{"name": "a", "sizes": [1.5]}]},
     "other": {"a": {"b": [None]}},
+    **{"either": 5, "digits": "007", "exact": 5, "flag": True, "moment": "2026-01-31T12:00:00.000000Z", "since": 5},
+    **{"step": "a", "any": True, "text": "[1]"},
 }
+AS_JSON = [*STORED][[*STORED].index("pair") :]  # the fields of which JSON is stored
 
 
 def plainly(row: Sequence[Any]) -> dict[str, Any]:
     """A row of a parcel, with JSON that a database has as a text read."""
     found = dict(zip(STORED, row, strict=True))
-    return found | {
-        name: json.loads(found[name]) for name in ("pair", "sides", "other") if isinstance(found[name], str)
-    }
+    return found | {name: json.loads(found[name]) for name in AS_JSON}
 
 
 def outbox(store: Store[Any]) -> Outbox:
@@ -1131,9 +1143,12 @@ class StoreTests:
 
         class Far:
             GRACE_SECONDS = 3600.0
+            used = True
 
-            def address(self) -> str:
+            def place(self) -> str:
                 return "far"
+
+            address = place
 
             def own(self, name: str) -> bool:
                 return name != "of another worker"
@@ -1166,9 +1181,13 @@ class StoreTests:
         (tmp_path / "file").write_text("")
         rows = parse_rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
         destinations = open_elsewhere(rows, STREAMS)
+        made = destinations.destinations["votes"].open(NOON)
+        made.add(1, Rows([(1, NOON, b"", Vote(poll="p", choice="a"))]))
+        made.finish()
+        made.close(delete=False)
         with store.transaction() as db:
-            note(store, db, "gps", "2026-01-01T12/a", "parquet:///elsewhere", 1, None)
-            note(store, db, "votes", "2026-01-01T12/b", destinations.destinations["votes"].address(), 1, None)
+            note(store, db, "gps", "2026-01-01T12/a", f"parquet://{tmp_path}/file#id", 1, None)
+            note(store, db, "votes", made.name, destinations.destinations["votes"].address(), 1, None)
         with pytest.raises(Unavailable, match="file"):
             destinations.publish(store)
         with store.transaction() as db:
@@ -1180,13 +1199,15 @@ class StoreTests:
 
         class Place:
             GRACE_SECONDS = 0.0
-            lasting = True
+            lasting = used = True
 
             def __init__(self, name: str) -> None:
                 self.name = name
 
-            def address(self) -> str:
+            def place(self) -> str:
                 return self.name
+
+            address = place
 
             def own(self, name: str) -> bool:
                 return True
@@ -1284,7 +1305,15 @@ class StoreTests:
         own = stream("parcels", Parcel)
         store = open_store(backend.url, {"parcels": own})
         assert store.persist(claim("parcels", 2), decoded(own, [PARCEL, EMPTY_PARCEL])) == Outcome(2, 0)
-        first, second = backend.ask(f"SELECT {', '.join(STORED)} FROM parcels ORDER BY seq")
+        columns = [f'CAST("{name}" AS TEXT)' if name in AS_JSON else name for name in STORED]
+        first, second = backend.ask(f"SELECT {', '.join(columns)} FROM parcels ORDER BY seq")
         assert plainly(first) == STORED
         assert set(second) == {None}
         store.close()
+        source = open_row_source(backend.url, {"parcels": own})
+        with source.snapshot():
+            row, _ = (list(row) for piece in source.changes("parcels", source.start(), 10).pieces for row in piece)
+        for at, convert in source.converters["parcels"]:
+            row[at] = convert(row[at])
+        assert json.loads(msgspec.json.encode(row[2 : 2 + len(STORED)])) == [*STORED.values()]
+        source.close()

@@ -32,6 +32,7 @@ def settle(values: dict[str, Any]) -> None:
 
 
 CONTRIBUTION = Contribution(
+    page="protocol/operator.md#access-control",
     settings={
         "api_keys": Setting(parsers.file, "", "file of API keys, which every client needs then"),
         "passwords": Setting(parsers.file, "", "file of names and hashed passwords, for basic authentication"),

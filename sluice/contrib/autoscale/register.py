@@ -18,5 +18,6 @@ def parse_workers(text: str) -> Range:
 
 
 CONTRIBUTION = Contribution(
-    settings={"workers": Setting(parse_workers, "1", "worker processes; auto: as many as the backlog needs")}
+    page="SCALE.md",
+    settings={"workers": Setting(parse_workers, "1", "worker processes; auto: as many as the backlog needs")},
 )

@@ -8,6 +8,7 @@ not know whether an object was stored, which may be later than that, asks first:
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
@@ -38,6 +39,12 @@ VALUE_ERRORS = {
     *(6, 27, 32, 33, 38, 41, 43, 44, 53, 69, 70, 72, 117, 131, 321),  # cannot be parsed, converted or compared
     *(190, 349, 395, 407, 469, 691),  # sizes, null, throwIf, decimals, constraints, enums
 }
+# What a column of a table of one's own may be, by the type that ours has; another one would convert values
+KINDS = {
+    "Float64": r"Float\d+", "Int64": r"U?Int\d+", "Bool": "Bool|UInt8", "Map": r"Map\(.*",
+    "String": r"String|FixedString\(.*|Enum.*", "DateTime64": "DateTime.*",
+}  # fmt: skip
+WRAPPED = re.compile(r"(?:Nullable|LowCardinality)\((.*)\)")
 SETTINGS = {"async_insert": 0, "insert_deduplicate": 1, "max_insert_threads": 1, "input_format_parallel_parsing": 0}
 
 
@@ -56,6 +63,7 @@ class ClickHouse(Tables):
             self.sure = False
         given = read(carried)
         with self.storing() as client:
+            self.missing(client)
             days = pc.cast(given["received_at"], pa.date32())
             rows = given.append_column("object", pa.repeat(pa.scalar(name), given.num_rows))
             for day in sorted(pc.unique(days).to_pylist()):
@@ -156,13 +164,34 @@ class ClickHouse(Tables):
             query_retries=0,
             autogenerate_session_id=False,
         )
+        try:
+            self.make(client)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def missing(self, client: Client) -> set[str]:
+        """The columns that the table lacks now. Raises: Unwritable if one has another type: nothing is converted."""
         columns = self.types()
         found = client.query(
-            "SELECT name FROM system.columns WHERE database = currentDatabase() AND table = {table:String}",
+            "SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = {table:String}",
             parameters={"table": self.stream.name},
         )
-        if columns.keys() <= {name for (name,) in found.result_rows}:  # a user without CREATE and ALTER can use it
-            return client
+        present: dict[str, str] = {name: kind for name, kind in found.result_rows}
+        for name, kind in columns.items():
+            if name in present and not re.fullmatch(KINDS[plain(kind).partition("(")[0]], plain(present[name])):
+                raise Unwritable(
+                    f"ClickHouse: column {name} of table {self.stream.name} has the type {present[name]}, expected "
+                    f"{kind}: rename it, and the worker adds a new one"
+                )
+        return columns.keys() - present.keys()
+
+    def make(self, client: Client) -> None:
+        """Make the table, or add the columns that it lacks."""
+        columns = self.types()
+        if not self.missing(client):  # a user without CREATE and ALTER can use it
+            return
         listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
         key = quoted([*self.columns.types][0])
         client.command(
@@ -173,7 +202,6 @@ class ClickHouse(Tables):
         )
         added = ", ".join(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {kind}" for name, kind in columns.items())
         client.command(f"ALTER TABLE {quoted(self.stream.name)} {added}")
-        return client
 
     def types(self) -> dict[str, str]:
         """The columns of the table, with types of ClickHouse."""
@@ -198,6 +226,13 @@ class ClickHouse(Tables):
                 kind = f"LowCardinality({kind})" if field.name in low else kind
             found[field.name] = kind
         return {**found, "object": "String"}
+
+
+def plain(kind: str) -> str:
+    """A type without what may be null, or is a dictionary."""
+    while found := WRAPPED.fullmatch(kind):
+        kind = found[1]
+    return kind
 
 
 def in_one_line(error: Exception) -> str:

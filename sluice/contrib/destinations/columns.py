@@ -13,6 +13,7 @@ import pyarrow as pa
 from sluice.base.override import override
 from sluice.base.times import second
 from sluice.contrib.destinations.destination import Carried, Rejected, Rows, alone
+from sluice.store.tables import column_kind
 from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
@@ -21,7 +22,7 @@ from sluice.streams.schema import field_types, plain_records
 HOUR = "%Y-%m-%dT%H"  # the partition of rows in files and objects
 EXACT = 1 << 53  # integers up to this have an exact float
 MICROSECONDS, NANOSECONDS = pa.timestamp("us", "UTC"), pa.timestamp("ns", "UTC")
-PLAIN = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
+KINDS = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string(), object: pa.string()}
 TAGS = pa.map_(pa.string(), pa.string())
 VALUE_ERRORS = (
     *(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError),
@@ -41,17 +42,15 @@ class Columns:
     """The columns of a stream: those of its table, with types of Arrow.
 
     Metrics: `value` is the number, null for a string; `text` is a string, or the digits of an integer that has no exact
-    float. Values of other compound types are JSON.
+    float. Values of other compound types, also of unions, are JSON.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.metric = stream.record is Metric
         self.plain = plain_records(stream.record)
-        self.types: dict[str, pa.DataType] = {}
-        for name, kinds in field_types(stream.record).items():
-            kind = kinds.pop() if len(kinds) == 1 else object
-            self.types[name] = PLAIN.get(kind, pa.string())
-        self.encoded = {name for name, kinds in field_types(stream.record).items() if not kinds <= PLAIN.keys()}
+        kinds = {name: column_kind(kinds) for name, kinds in field_types(stream.record).items()}
+        self.types: dict[str, pa.DataType] = {name: KINDS[kind] for name, kind in kinds.items()}
+        self.encoded = {name for name, kind in kinds.items() if kind is object}
         if self.metric:
             self.types |= {"tags": TAGS, "value": pa.float64(), "text": pa.string()}
             self.encoded -= {"tags", "value"}

@@ -24,7 +24,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from sluice.base.override import override
 from sluice.contrib.destinations.columns import HOUR, MICROSECONDS, NANOSECONDS, Tables, hour_end, read
-from sluice.contrib.destinations.destination import Rejected, Unwritable, writer_of
+from sluice.contrib.destinations.destination import InMemory, Rejected, Unwritable, writer_of
 from sluice.streams.registry import Stream
 
 SMALL_BYTES = 16 << 20  # a smaller object is merged
@@ -33,6 +33,8 @@ MANY_OBJECTS = 256  # small ones of the present hour, from which they are merged
 SETTLED_SECONDS = 60  # after the end of an hour, from which its objects are merged
 READERS_HOURS = 24  # for which objects stay that were merged or deleted, for readers of an earlier version
 SWEEP_SECONDS = 3600.0  # between two deletions of such objects
+START = datetime(1970, 1, 1, tzinfo=timezone.utc)
+KINDS = pa.types.is_integer, pa.types.is_string, pa.types.is_timestamp  # within which a value is the same, or rejected
 WRITER = WriterProperties(compression="ZSTD")
 NOISE = re.compile(r"\x1b\[[\d;]*m| in [\d.]+[mµ]?s")  # in errors: colours, and a duration, which differs each time
 ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"  # in the environment of its client
@@ -47,13 +49,25 @@ class Delta(Tables):
         super().__init__(url, stream)
         self.table_url = f"{url.rstrip('/')}/{stream.name}"
         self.known: DeltaTable | None = None
+        self.asked = False  # whether there is a table
         self.swept = time.monotonic()
 
     @override
     def address(self) -> str:
         # another store may have a bucket of this name
         endpoint = next(filter(None, (os.environ.get(name) for name in ENDPOINTS)), "")
-        return f"{super().address()}#{endpoint}" if endpoint else super().address()
+        return f"{self.place()}#{endpoint}" if endpoint else self.place()
+
+    @override
+    def open(self, received: int) -> InMemory[pa.Table]:
+        # rows that the table cannot have as they are wait in the spool, not in a note
+        with self.storing():
+            if not self.asked:
+                self.present()
+                self.asked = True
+            if self.known is not None:
+                check_types(stored(self.columns.schema.empty_table()).schema, self.known)
+        return super().open(received)
 
     @override
     def send(self, name: str, carried: bytes) -> None:
@@ -64,7 +78,7 @@ class Delta(Tables):
         with self.storing():
             rows = stored(given)
             table = self.table(rows.schema)
-            rows = fitted(rows, pa.schema(table.schema().to_arrow()))
+            rows = fitted(rows, check_types(rows.schema, table))
             if (table.transaction_version(writer) or 0) < number:
                 commit = CommitProperties(app_transactions=[Transaction(writer, number)])
                 write_deltalake(
@@ -149,12 +163,25 @@ def stored(rows: pa.Table) -> pa.Table:
         digits = pc.subtract(times.cast(pa.int64()), short.cast(pa.int64()))
         rows = rows.set_column(at, "time", short.cast(pa.timestamp("us")).cast(MICROSECONDS))
         rows = rows.add_column(at + 1, "nanoseconds", digits.cast(pa.int16()))
-    first: Any = rows["received_at"][0].as_py()
+    first: Any = rows["received_at"][0].as_py() if rows.num_rows else START
     return rows.append_column("hour", pa.repeat(pa.scalar(first.strftime(HOUR)), rows.num_rows))
 
 
+def check_types(ours: pa.Schema, table: DeltaTable) -> pa.Schema:
+    """The columns of the table. Raises: Unwritable if one is of another kind than ours: nothing is converted."""
+    theirs = pa.schema(table.schema().to_arrow())
+    for field in ours:
+        kind = theirs.field(field.name).type if field.name in theirs.names else field.type
+        if kind != field.type and not any(of(kind) and of(field.type) for of in KINDS):
+            raise Unwritable(
+                f"{table.table_uri}: column {field.name} has the type {kind}, and the field {field.type}: give the "
+                "field another name, or name another prefix in INGEST_ROWS"
+            )
+    return theirs
+
+
 def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows with the types of the columns that the table has; the library would make 1 of 1.5. Raises: Rejected."""
+    """Rows with the types of the columns that the table has. Raises: Rejected."""
     for at, name in enumerate(rows.column_names):
         kind = schema.field(name).type if name in schema.names else rows[name].type
         if kind != rows[name].type:

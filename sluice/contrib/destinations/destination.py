@@ -44,6 +44,10 @@ class Unwritable(Exception):
     """A destination cannot be written now."""
 
 
+class Unused(Unwritable):
+    """Nothing was stored there yet, as far as is known."""
+
+
 class Rejected(Exception):
     """A destination has no place for a value of a record, and never will have one unless somebody changes it.
 
@@ -105,11 +109,13 @@ class Destination(ABC):
 
     lasting: an object outlives its worker, so it is noted until it is published.
     database: which one has the notes of what is opened or tidied next.
+    used: the database knows that rows were stored there, so it is not made again where it is missing.
     GRACE_SECONDS: for which another worker's objects are left to it.
     """
 
     lasting = True
     database = ""
+    used = False
     GRACE_SECONDS = 0.0
 
     def __init__(self, url: str, stream: Stream) -> None:
@@ -117,13 +123,23 @@ class Destination(ABC):
         self.url = url
         self.stream = stream
 
-    def address(self) -> str:
-        """What tells this destination from others: its URL without name and password. Raises: Unwritable."""
+    def place(self) -> str:
+        """Where it is: its URL without name and password."""
         return re.sub(r"(?<=://)[^/@]*@", "", self.url.partition("?")[0])
+
+    def address(self) -> str:
+        """What tells this destination from others, also from others that were at its place: `place`, `#` and more.
+
+        Asked anew each time, because a disk may have gone. Makes nothing. Raises: Unwritable, Unused.
+        """
+        return self.place()
 
     @abstractmethod
     def open(self, received: int) -> Object:
-        """A new object. received: when its first body arrived, microseconds since 1970. Raises: Unwritable."""
+        """A new object. received: when its first body arrived, microseconds since 1970. Raises: Unwritable.
+
+        Makes the destination, unless it is `used`.
+        """
 
     def own(self, name: str) -> bool:
         """Whether this process has made the object of this name, if that makes a difference."""
@@ -131,7 +147,7 @@ class Destination(ABC):
 
     @abstractmethod
     def publish(self, name: str, carried: bytes | None) -> bool:
-        """Make an object visible, for good; False if there is none of this name. Raises: Unwritable.
+        """Make an object visible, for good; False if it cannot be proved to be. Raises: Unwritable.
 
         It may be visible already. Raises: Rejected, if it is `Carried`.
         """

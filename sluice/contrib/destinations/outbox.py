@@ -14,6 +14,10 @@ What waits can end. An object that its destination will never take is halved unt
 they become dead letters, which `replay` sends again. So is one that has failed for FAILING_SECONDS in a way that no
 destination is known for; if its rows cannot be read either, its note is set aside, and kept. Whatever happens to an
 object holds up its stream alone.
+
+A note ends only when its object is proved to be published. One that is missing keeps its note, which holds up nothing,
+and is looked for again. A destination may go and come: the database knows which ones were used, so one that is missing
+is not made again.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from functools import partial
 from typing import Any
 
 from sluice.base.override import override
-from sluice.contrib.destinations.destination import Carried, Destination, Object, Rejected, Rows, Unwritable
+from sluice.contrib.destinations.destination import Carried, Destination, Object, Rejected, Rows, Unused, Unwritable
 from sluice.store import bounds
 from sluice.store.chores import Chore
 from sluice.store.entries import trace
@@ -44,6 +48,9 @@ CARRIED = "SELECT rows FROM batches_carried WHERE name = ?"
 # find a few rows among 262,144; if a column has another type, all rows are refused
 REFUSALS = 64
 FAILING_SECONDS = 600.0  # an unexpected error may be one of the network, which its client has no name for
+MISSING = "an object of these rows is missing"
+USED = "SELECT stream, address FROM batches_destinations"
+USE = "INSERT INTO batches_destinations (stream, address) VALUES (?, ?) ON CONFLICT DO NOTHING"
 DAMAGED = "#damaged"  # the end of the address in a note that is set aside
 
 PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publish, and for objects to merge
@@ -74,12 +81,25 @@ class Outbox(Elsewhere):
         self.published: list[str] = []  # names of objects whose notes may be deleted
         self.late: dict[str, str] = {}  # streams with an object that could not be published, and why
         self.seen: dict[str, float] = {}  # name of another worker's object -> when its note was first read, monotonic
+        self.used: set[tuple[str, str]] = set()  # stream and address, as the database has them
         self.refused: Counter[str] = Counter()  # objects of each stream since the last one that was published
 
     @override
     def addresses(self) -> Mapping[str, str]:
+        found = {}
         with destination_errors():
-            return {stream: destination.address() for stream, destination in self.destinations.items()}
+            for stream, destination in self.destinations.items():
+                with contextlib.suppress(Unused):
+                    found[stream] = destination.address()
+        return found
+
+    def recognise(self, store: Store[Any], db: object) -> None:
+        """Let destinations know that the database has stored rows there, also if another worker did."""
+        if not all(destination.used for destination in self.destinations.values()):
+            self.used = {(stream, address) for stream, address in store.run(db, USED)}
+            places = {(stream, shown(address)) for stream, address in self.used}
+            for stream, destination in self.destinations.items():
+                destination.used = (stream, destination.place()) in places
 
     @override
     @contextlib.contextmanager
@@ -93,7 +113,7 @@ class Outbox(Elsewhere):
             self.publish_noted(store)
             for stream in streams & self.late.keys():
                 raise Away(self.late[stream])
-        attempt = Storing(store, self.destinations)
+        attempt = Storing(store, self)
         noted = False
         try:
             done = self.published
@@ -102,10 +122,12 @@ class Outbox(Elsewhere):
                 attempt.note()
                 forget(store, attempt.db, done)
                 noted = True  # if the commit fails, it may have succeeded
+            self.used |= attempt.new
             self.published = self.published[len(done) :]
             while attempt.objects:
                 stream, made = attempt.objects.popitem()
                 destination = self.destinations[stream]
+                destination.used = True
                 try:
                     if destination.publish(made.name, made.carried) and destination.lasting:
                         self.published = [*self.published, made.name]
@@ -136,6 +158,7 @@ class Outbox(Elsewhere):
         Raises: Unavailable.
         """
         with store.transaction(read=True) as db:
+            self.recognise(store, db)
             notes = store.run(db, NOTES)
         now = time.monotonic()
         self.seen = {name: self.seen.get(name, now) for _, name, *_ in notes}
@@ -147,7 +170,7 @@ class Outbox(Elsewhere):
             destination = self.destinations.get(stream)
             why = late.get(stream, "")
             try:
-                if destination is None or destination.address() != address:
+                if destination is None or shown(address) != destination.place() or destination.address() != address:
                     if theirs is None:
                         theirs = {pair for _, rows in store.settings("rows") for pair in rows.items()}
                     if (stream, address) in theirs:  # the workers of that cell publish it
@@ -156,7 +179,7 @@ class Outbox(Elsewhere):
                 elif name in self.published:
                     done.append(name)
                 elif not why and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):
-                    self.publish_one(store, destination, stream, name)
+                    why = "" if self.publish_one(store, destination, stream, name) else MISSING
             except Unavailable:
                 raise
             except Exception as error:  # of this stream: the others go on
@@ -172,8 +195,11 @@ class Outbox(Elsewhere):
         self.published = [name for name in self.published if name not in done]
         return line
 
-    def publish_one(self, store: Store[Any], destination: Destination, stream: str, name: str) -> None:
-        """Publish an object with a note, or what remains of it, and forget it. Raises: Unwritable, Unavailable."""
+    def publish_one(self, store: Store[Any], destination: Destination, stream: str, name: str) -> bool:
+        """Publish an object with a note, or what remains of it, and forget it; False if it is missing.
+
+        Raises: Unwritable, Unavailable.
+        """
         names, failing = [name], self.seen[name] + FAILING_SECONDS <= time.monotonic()
         while names:
             name = names.pop(0)
@@ -182,7 +208,7 @@ class Outbox(Elsewhere):
             carried = rows[0][0] if rows else None
             try:
                 if not destination.publish(name, carried):
-                    log.error("%s: %s is gone, or was published and merged before a restore", stream, name)
+                    return False
             except (Unwritable, Unavailable):
                 raise
             except Exception as error:
@@ -196,6 +222,7 @@ class Outbox(Elsewhere):
             del self.refused[stream]
             with store.transaction() as db:
                 forget(store, db, [name])
+        return True
 
     def refuse(
         self, store: Store[Any], destination: Carried[Any], names: list[str], carried: bytes, why: str
@@ -235,6 +262,7 @@ class Outbox(Elsewhere):
                 return {name for of, name, *_ in store.run(db, NOTES) if of == stream}
 
         with store.transaction(read=True) as db:
+            self.recognise(store, db)
             self.destinations[stream].database = store.identity(db)
         with destination_errors():
             return self.destinations[stream].tidy(noted)
@@ -256,9 +284,11 @@ class Outbox(Elsewhere):
 class Storing(Attempt):
     """An attempt whose rows go elsewhere: it opens an object for the first row of each stream."""
 
-    def __init__(self, ledger: Store[Any], destinations: Mapping[str, Destination]) -> None:
+    def __init__(self, ledger: Store[Any], outbox: Outbox) -> None:
         self.ledger = ledger
-        self.destinations = destinations
+        self.destinations = outbox.destinations
+        self.outbox = outbox
+        self.new: set[tuple[str, str]] = set()  # stream and address of destinations that this transaction adds
         self.objects: dict[str, Object] = {}
         self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
@@ -282,6 +312,8 @@ class Storing(Attempt):
             try:
                 with destination_errors():
                     if stream not in self.objects:
+                        if not self.destinations[stream].used:
+                            self.outbox.recognise(self.ledger, self.db)
                         self.destinations[stream].database = self.ledger.identity(self.db)
                         self.objects[stream] = self.destinations[stream].open(rows.received[0])
                     self.objects[stream].add(origin.batch, rows)
@@ -303,6 +335,9 @@ class Storing(Attempt):
                 made.finish()
                 address = destination.address()
             if destination.lasting:
+                if (stream, address) not in self.outbox.used:
+                    self.new.add((stream, address))
+                    self.ledger.run(self.db, USE, (stream, address))
                 note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
 
 

@@ -6,6 +6,10 @@
 A file is published by renaming it. Files are merged by exchanging the directory of an hour for one with the merged file
 in place of the small ones, in one system call (renameat2(2) with RENAME_EXCHANGE); so a reader that lists a directory
 finds each row once. One that has listed the directory before finds that the files are gone, and lists again.
+
+The directory may be on a disk that goes and comes. So its identity is read before each step (`require`), and nothing is
+made at a place whose former directory is missing. A merged file names those that are in it, so that `publish` can tell
+one that was merged from one that is lost.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -26,7 +31,7 @@ from pyarrow import parquet as pq
 
 from sluice.base.override import override
 from sluice.contrib.destinations.columns import HOUR, Columns, hour_end
-from sluice.contrib.destinations.destination import Destination, Object, Rows, Unwritable
+from sluice.contrib.destinations.destination import Destination, Object, Rows, Unused, Unwritable
 from sluice.streams.registry import Stream
 
 SMALL_BYTES = 16 << 20  # a smaller file is merged
@@ -37,9 +42,13 @@ GROUP_ROWS, GROUP_BYTES = 131_072, 4 << 20  # in a merged file; in memory, of wh
 MERGING = "merging"  # a directory
 IDENTITY = ".id"  # a file with the name that tells this directory from others
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+MERGED = b"sluice.merged"  # in the metadata of a file: the names of the files that were merged into it
 COMPRESSION = "zstd"
-START = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MARK_DIGITS = 16  # hexadecimal
+END = datetime(9999, 1, 1, tzinfo=timezone.utc)
 libc = ctypes.CDLL(None, use_errno=True)
+
+log = logging.getLogger("sluice.contrib.destinations.parquet")
 
 
 class File(Object):
@@ -87,25 +96,66 @@ class Parquet(Destination):
         self.published = self.directory / stream.name
         self.staged = self.directory / ".staged" / stream.name
         self.identity = ""
+        self.skipped: set[Path] = set()  # other programs' entries that were named
         self.merged: dict[str, int] = {}  # hour -> modification time of its directory when nothing was left to merge
 
     @override
     def address(self) -> str:
         # another machine may have another directory of this name; one that both have mounted is one directory
-        if not self.identity:
-            with writing():
-                self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-                path = self.directory / IDENTITY
-                with contextlib.suppress(FileExistsError), open(path, "x") as file:
-                    file.write(uuid.uuid4().hex)
-                    file.flush()
-                    os.fsync(file.fileno())
-                self.identity = path.read_text()
-        return f"{super().address()}#{self.identity}"
+        self.require()
+        return f"{self.place()}#{self.identity}"
+
+    def require(self, make: bool = False) -> None:
+        """Make sure that the directory is there, and the one that this process has used. make: it, if it is not `used`.
+
+        Raises: Unwritable; Unused, if nobody has used it.
+        """
+        with writing():
+            found = self.read_identity()
+            if not found and not self.identity and not self.used and (make or self.staged.parent.exists()):
+                found = self.make_identity()
+        if found and self.identity in ("", found):
+            self.identity = found
+        elif self.identity:
+            raise Unwritable(
+                f"{self.directory} is not the directory that was used before ({IDENTITY} is another one): put it back, "
+                "or restart the workers, which then use what is there"
+            )
+        elif self.used:
+            raise Unwritable(
+                f"{self.directory} has no {IDENTITY}, and rows were stored there: mount its disk; "
+                f"or make an empty {IDENTITY} there, to begin anew"
+            )
+        else:
+            raise Unused(
+                f"{self.directory} has no {IDENTITY}: nothing was stored there yet, or its disk is not mounted"
+            )
+
+    def read_identity(self) -> str:
+        """The identity of what is at the place now; "" if there is none. An empty file gets one."""
+        path = self.directory / IDENTITY
+        try:
+            return path.read_text() or self.make_identity()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    def make_identity(self) -> str:
+        self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with open(self.directory / IDENTITY, "a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # another worker may make it
+            file.seek(0)
+            if not (found := file.read()):
+                found = uuid.uuid4().hex
+                file.write(found)
+                file.flush()
+                os.fsync(file.fileno())
+        sync_path(self.directory)
+        return found
 
     @override
     def open(self, received: int) -> File:
         hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime(HOUR)
+        self.require(make=True)
         with writing():
             self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"{hour}/{self.database}{'-' * bool(self.database)}{uuid.uuid4().hex}"
@@ -122,6 +172,7 @@ class Parquet(Destination):
     @override
     def publish(self, name: str, carried: bytes | None = None) -> bool:
         target = self.target(name)
+        self.require()
         with writing(), self.locked("exchange"):
             if not target.parent.exists():
                 target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -130,12 +181,20 @@ class Parquet(Destination):
             try:
                 os.rename(self.stage(name), target)
             except FileNotFoundError:
-                return target.exists()
+                return target.exists() or self.is_merged(target)
             sync_path(target.parent)
         return True
 
+    def is_merged(self, target: Path) -> bool:
+        """Whether a file was published, and then merged into another one: the database may be an older copy."""
+        return any(mark(target.name) in merged(metadata) for _, metadata in self.files(target.parent))
+
     @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
+        try:
+            self.require()
+        except Unused:
+            return False
         with writing():
             self.delete_left(noted)
             with contextlib.suppress(BlockingIOError), self.locked("merge", wait=False):  # or another worker merges
@@ -154,11 +213,11 @@ class Parquet(Destination):
             # A file with a note may be published again. One that was there before the notes were read, and has none,
             # never will be.
             open_ = {self.target(name) for name in noted()}
-            total, files = 0, []
+            total, files = 0, dict[Path, pq.FileMetaData]()
             for _, path, size in small:
-                if path not in open_ and total < MERGED_BYTES:
+                if path not in open_ and total < MERGED_BYTES and (metadata := self.metadata(path)):
                     total += size
-                    files.append(path)
+                    files[path] = metadata
             if len(files) > 1 and self.merge(hour, files):
                 return True
             if open_:
@@ -183,21 +242,52 @@ class Parquet(Destination):
 
     def hours(self) -> list[Path]:
         """The directories of the hours, oldest first."""
-        return sorted(path for path in entries(self.published) if path.name.startswith("hour="))
+        found = [path for path in entries(self.published) if path.name.startswith("hour=")]
+        for path in found:
+            if not is_hour(path):
+                self.skip(path)
+        return sorted(filter(is_hour, found))
 
-    def merge(self, hour: Path, files: list[Path]) -> bool:
+    def files(self, hour: Path) -> Iterator[tuple[Path, pq.FileMetaData]]:
+        """The files of an hour that are ours."""
+        for path in sorted(hour.glob("*.parquet")):
+            if metadata := self.metadata(path):
+                yield path, metadata
+
+    def metadata(self, path: Path) -> pq.FileMetaData | None:
+        """The metadata of a file; None if it is not one of ours. Raises: OSError."""
+        with contextlib.suppress(pa.ArrowInvalid, IsADirectoryError):
+            found = pq.read_metadata(path)
+            if found.num_row_groups and found.row_group(0).column(0).path_in_schema == "received_at":
+                return found
+        self.skip(path)
+        return None
+
+    def skip(self, path: Path) -> None:
+        """Say once that something in the directory is another program's, and stays as it is."""
+        if path not in self.skipped:
+            self.skipped.add(path)
+            log.warning("%s: %s is not ours: it is neither merged nor deleted", self.stream.name, path)
+
+    def merge(self, hour: Path, files: dict[Path, pq.FileMetaData]) -> bool:
         """Merge files of an hour into one; whether it was possible."""
+        others = [path for path in entries(hour) if path not in files and path.is_dir()]
+        if others:  # it has no hard link
+            self.skip(others[0])
+            return False
         try:
-            schema = pa.unify_schemas([pq.read_schema(path) for path in files])
+            schema = pa.unify_schemas([found.schema.to_arrow_schema().remove_metadata() for found in files.values()])
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field has changed its type: these files stay as they are
             return False
+        names = {name for path, found in files.items() for name in (mark(path.name), *merged(found))}
         made = self.staged / MERGING
         shutil.rmtree(made, ignore_errors=True)  # of a merge that was cut off
         made.mkdir(mode=0o750)
         path = made / f"{uuid.uuid4().hex}.parquet"
-        with writer(path, schema) as merged:
+        with writer(path, schema) as whole:
+            whole.add_key_value_metadata({MERGED: " ".join(sorted(names))})
             for table in grouped(files, schema):
-                merged.write_table(table)
+                whole.write_table(table)
                 pa.default_memory_pool().release_unused()  # what the next group would not fit into
         sync_path(path)
         gone = {path.name for path in files}
@@ -215,12 +305,15 @@ class Parquet(Destination):
     def expire(self, before: int, dry: bool) -> int:
         rows = 0
         limit = datetime.fromtimestamp(before / 1e6, timezone.utc)
+        try:
+            self.require()
+        except Unused:
+            return 0
         with writing(), self.locked("merge"):
             for hour in self.hours():
                 if hour_end(hour.name.partition("=")[2]) > before / 1e6:
                     break
-                for path in hour.glob("*.parquet"):
-                    found = pq.read_metadata(path)
+                for path, found in self.files(hour):
                     if newest(found) < limit:
                         rows += found.num_rows
                         if not dry:
@@ -267,8 +360,27 @@ def grouped(files: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def newest(found: pq.FileMetaData) -> datetime:
-    groups = (found.row_group(at) for at in range(found.num_row_groups))
-    return max((group.column(0).statistics.max for group in groups), default=START)
+    """When the last row of a file arrived; far ahead if it does not say."""
+    groups = (found.row_group(at).column(0).statistics for at in range(found.num_row_groups))
+    return max(group.max if group is not None and group.has_min_max else END for group in groups)
+
+
+def is_hour(path: Path) -> bool:
+    """Whether this is the directory of an hour. A partitioned table may have others: hour=__HIVE_DEFAULT_PARTITION__"""
+    with contextlib.suppress(ValueError):
+        return path.is_dir() and hour_end(path.name.partition("=")[2]) > 0
+    return False
+
+
+def merged(metadata: pq.FileMetaData) -> list[str]:
+    """The marks of the files that were merged into one."""
+    marks: bytes = (metadata.metadata or {}).get(MERGED, b"")
+    return marks.decode().split()
+
+
+def mark(name: str) -> str:
+    """What tells a file from others: a part of its UUID."""
+    return name.removesuffix(".parquet").rpartition("-")[2][:MARK_DIGITS]
 
 
 def entries(directory: Path) -> list[Path]:

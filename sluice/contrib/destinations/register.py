@@ -18,6 +18,7 @@ def parse_rows(text: str) -> ByStream[str | None]:
 
 
 CONTRIBUTION = Contribution(
+    page="protocol/database.md#rows-elsewhere",
     settings={"rows": Setting(parse_rows, STORE, "where rows go instead of a table of the database")},
     destinations={
         "parquet": Destination(

@@ -72,6 +72,7 @@ FORMATS = (
 )  # fmt: skip
 
 CONTRIBUTION = Contribution(
+    page="INTEGRATIONS.md",
     formats=FORMATS,
     streams={"spans": "sluice.contrib.formats.spans:SPANS"},
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",

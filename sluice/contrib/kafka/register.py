@@ -25,6 +25,7 @@ def settle(values: dict[str, Any]) -> None:
 
 
 CONTRIBUTION = Contribution(
+    page="protocol/spool.md",
     settle="sluice.contrib.kafka.register:settle",
     spools={
         "kafka": Spool(

@@ -6,6 +6,7 @@ from sluice.parsers import clients
 from sluice.registry import Contribution, Setting
 
 CONTRIBUTION = Contribution(
+    page="OPERATING.md#watching-it",
     settings={
         "status_allow": Setting(
             clients("all", "private", "none"), "127.0.0.1 ::1", "networks whose clients may see the status page"

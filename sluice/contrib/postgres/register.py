@@ -9,6 +9,7 @@ POSTGRES = Database(
     "postgresql://USER@HOST/DATABASE", b"PGDMP",
 )  # fmt: skip
 CONTRIBUTION = Contribution(
+    page="protocol/database.md",
     databases={"postgresql": POSTGRES, "postgres": POSTGRES},
     row_sources=dict.fromkeys(("postgresql", "postgres"), "sluice.contrib.postgres.view_rows:PostgresRows"),
 )

@@ -27,10 +27,12 @@ from sluice.contrib.postgres.tables import (
     LOCK,
     MEETS,
     ensure,
+    ensure_copied,
     execute,
     holders,
     identify,
     layout_of,
+    lock_columns,
     make_tables,
     one,
 )
@@ -74,6 +76,9 @@ class Postgres(Store[Session]):
         self.dropping: Future[None] | None = None
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
+        self.known = ""  # the id of the database that this process uses
+        self.columns: dict[str, str] = {}  # of each stream's table when it was checked: see `lock_columns`
+        self.compared: set[str] = set()  # streams whose columns are locked by the present transaction
         self.url = url
         self.make = make
         self.ALONE = TRY if make else WAIT
@@ -90,12 +95,15 @@ class Postgres(Store[Session]):
     def open(self) -> Session:
         if self.db is None:
             self.checked.clear()
+            self.columns.clear()
             self.final, self.awaited = 0, None
             db = connect(self.url)
             try:
                 with db.begin():
                     if self.make:
+                        self.recognise(db)
                         make_tables(db, self.name, self.elsewhere.addresses())
+                        self.known = self.identity(db)
                     elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
                     else:
@@ -113,6 +121,27 @@ class Postgres(Store[Session]):
             self.db = db
         return self.db
 
+    def recognise(self, db: Session) -> None:
+        """Raises: Unavailable if this is another database, or another schema, than the one that was used before."""
+        if self.known and not (self.exists(db, "batches_identity") and self.identity(db) == self.known):
+            raise Unavailable(
+                f"{self.name}, schema {db.schema}, is not the database that was used before, so nothing is stored: put "
+                "it back (search_path), or restart the workers, which then use what is there"
+            )
+
+    @override
+    def table(self, db: Session, stream: str) -> Table:
+        # another program, or a later version of this one, may change a column at any time, and COPY sends bits
+        table: Table = super().table(db, stream)
+        if stream not in self.compared:
+            columns, self.known = lock_columns(db, stream)
+            if columns != self.columns.get(stream):
+                self.create(db, table)
+                ensure_copied(db)
+                self.columns[stream] = lock_columns(db, stream)[0]
+            self.compared.add(stream)
+        return table
+
     @override
     @contextlib.contextmanager
     def transaction(self, read: bool = False) -> Iterator[Session]:
@@ -120,6 +149,7 @@ class Postgres(Store[Session]):
         try:
             db = self.open()
             with db.begin(read):
+                self.compared.clear()
                 yield db
         except psycopg.Error as error:
             # neither the details of the server's error nor a traceback: they quote rows

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.store.tables import escaped
+from sluice.store.tables import column_kind, escaped
 from sluice.store.types import Row
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
 STAMP = "timestamp with time zone"
-PLAIN = {float: "double precision", int: "bigint", bool: "boolean", str: "text"}  # all other types are jsonb
+KINDS = {float: "double precision", int: "bigint", bool: "boolean", str: "text", object: "jsonb"}
 # The type that COPY gets for a column: its binary form is the same, but psycopg makes it from another Python type. A
 # timestamp is microseconds since 2000; jsonb is a version byte and JSON.
 SENT = {
@@ -41,7 +41,7 @@ class Table:
         self.plain = plain_records(stream.record)
         self.encoded: list[int] = []  # positions of values that are sent as jsonb
         for at, (name, kinds) in enumerate(field_types(stream.record).items(), 2):
-            self.columns[name] = PLAIN.get(kinds.pop(), "jsonb") if len(kinds) == 1 else "jsonb"
+            self.columns[name] = KINDS[column_kind(kinds)]
             if self.columns[name] == "jsonb":
                 self.encoded.append(at)
         if self.metric:

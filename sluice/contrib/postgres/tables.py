@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,6 +26,13 @@ KINDS = {
 VERSION = {"version": KINDS["integer"]}
 CHANGES = {"id": KINDS["serial"], "stream": KINDS["text"], "batch": KINDS["integer"]}
 COMPRESSED = "ALTER TABLE batches_carried ALTER COLUMN rows SET STORAGE EXTERNAL"  # by the worker already
+VARCHAR = re.compile(r"character varying(\(\d+\))?")  # a longer text is rejected; numeric(20,3) would round
+COPIED = "batches_keys", "dead_letters"  # of these tables, which get binary values as a stream's table does
+# Locks the columns of a table until the transaction ends, and tells what COPY depends on, in one round trip
+COLUMNS = """LOCK TABLE ONLY "{}" IN ROW EXCLUSIVE MODE;
+SELECT string_agg(concat_ws(' ', attrelid, attname, atttypid, atttypmod), ',' ORDER BY attrelid, attnum),
+  (SELECT min(id) FROM batches_identity)
+FROM pg_attribute WHERE attrelid IN ({}) AND attnum > 0 AND NOT attisdropped"""
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
 # For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
 # partition when another one is attached
@@ -102,7 +110,7 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
     if kind == (False,):
         raise Unavailable(f"PostgreSQL: {name} is no table, or a partition of another one")
     found = db.execute(
-        "SELECT attname::text, atttypid::regtype::text FROM pg_attribute "
+        "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
         (f'"{name}"',),
     )
@@ -119,11 +127,28 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
             # a reader of the table, such as a backup, is in the way, and all that store into it wait behind this
             alter = f'ALTER TABLE "{name}" ADD COLUMN "{column}" {kind if "DEFAULT" in kind else plain}'
             execute(db, f"SET LOCAL lock_timeout = '1s'; {alter}; SET LOCAL lock_timeout = '5s'")
-        elif present[column].replace("character varying", "text") != plain:
+        elif VARCHAR.sub("text", present[column]) != plain:
             raise Unavailable(
                 f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
             )
     return False
+
+
+def lock_columns(db: psycopg.Connection[Any], table: str) -> tuple[str, str]:
+    """Keep the columns of a stream's table as they are until the transaction ends: what tells them from others, and the
+    database's id.
+    """
+    tables = ", ".join(f"to_regclass('\"{name}\"')" for name in (table, *COPIED))
+    text: Any = COLUMNS.format(table, tables)
+    cursor = db.execute(text)
+    cursor.nextset()
+    columns, id = one(cursor)
+    return columns, id or ""
+
+
+def ensure_copied(db: psycopg.Connection[Any]) -> None:
+    for name in COPIED:
+        ensure(db, name, {column: KINDS[kind] for column, kind in TABLES[name].items()})
 
 
 def execute(db: psycopg.Connection[Any], statement: str) -> None:

@@ -76,8 +76,8 @@ class PostgresRows(RowSource):
         self.indexes: list[int] = []
 
     @override
-    def converter(self, kinds: set[Any]) -> Converter | None:
-        return None if len(kinds) == 1 and kinds <= {float, int, bool, str} else raw_or_none
+    def converter(self, stream: str, field: str) -> Converter | None:
+        return raw_or_none if self.kind(stream, field) in (object, None) else None
 
     @override
     @staticmethod
@@ -157,11 +157,11 @@ class PostgresRows(RowSource):
         with self.open() as db, db.begin(read=True), contextlib.ExitStack() as self.reading:
             yield
 
-    def column(self, stream: str, name: str, kinds: set[Any]) -> str:
+    def column(self, stream: str, name: str) -> str:
         """A field in SQL, for `converter`."""
-        if name == "value" and self.streams[stream].record is Metric:
+        if self.kind(stream, name) is None:
             return "CASE WHEN type = 'string' THEN to_json(text)::text ELSE value::text END"
-        return f'"{name}"' + ("::text" if self.converter(kinds) else "")
+        return f'"{name}"' + ("::text" if self.converter(stream, name) else "")
 
     def query(self, db: Any, stream: str) -> str:
         """The query for rows of a stream; "" while the table is not there or lacks a column."""
@@ -177,8 +177,8 @@ class PostgresRows(RowSource):
             # of a time whose nanoseconds 64 bits do not hold, NULL: an error would be that of all rows
             moment = f"(extract(epoch FROM time) * 1000000)::bigint * 1000{below}"
             columns = [f"CASE WHEN time > '1678-01-01Z' AND time < '2262-01-01Z' THEN {moment} END", "seq"]
-            for name, kinds in field_types(self.streams[stream].record).items():
-                columns.append(self.column(stream, name, kinds) if name in present else "NULL")
+            for name in field_types(self.streams[stream].record):
+                columns.append(self.column(stream, name) if name in present else "NULL")
             query = f'SELECT {", ".join(columns)} FROM "{stream}" WHERE '
             if "NULL" in columns:
                 return query  # not cached: the worker may add the column
@@ -292,10 +292,10 @@ class PostgresRows(RowSource):
                 return []
         else:  # JSON
             found = [json.dumps(value, ensure_ascii=False), *([value] if value[:1] != '"' else [])]
-            where = f"{self.column(stream, key, kinds[key])} = ANY(%(value)s)"
+            where = f"{self.column(stream, key)} = ANY(%(value)s)"
         query = (
             f"SELECT CASE WHEN octet_length(value::text) <= {source.MAX_GROUP_BYTES} THEN value END, n, sum(n) OVER () "
-            f'FROM (SELECT {self.column(stream, by, kinds[by])} AS value, count(*) AS n FROM "{stream}" '
+            f'FROM (SELECT {self.column(stream, by)} AS value, count(*) AS n FROM "{stream}" '
             f'WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1) AS groups '
             f'ORDER BY n DESC, value::text COLLATE "C" LIMIT {source.MAX_GROUPS}'
         )

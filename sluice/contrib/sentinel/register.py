@@ -10,6 +10,7 @@ FORM = "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT,HOST:PORT/NAME"
 ADDRESS = rf"redis%s\+sentinel://(?:{LOGIN})?{HOST}(?:,{HOST})*/[\w.-]+"
 
 CONTRIBUTION = Contribution(
+    page="protocol/spool.md#replicas",
     spools={
         "redis+sentinel": Spool("sluice.spool", pattern=ADDRESS % "", form=FORM, follow=FOLLOW),
         "rediss+sentinel": Spool(

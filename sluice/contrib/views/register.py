@@ -6,6 +6,7 @@ from sluice.parsers import clients, either, module, size
 from sluice.registry import Contribution, Setting
 
 CONTRIBUTION = Contribution(
+    page="protocol/database.md#views",
     settings={
         "views": Setting(either("off", lambda: "off", module), "", "module of views of your own, or off"),
         "views_memory": Setting(size(8 << 20), "256m", "memory of the Redis that has the views"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import apsw
@@ -15,6 +16,7 @@ import apsw
 from sluice.store.types import Unavailable
 
 MOUNTS = Path("/proc/self/mountinfo")
+ESCAPED = re.compile(rb"\\([0-7]{3})")  # a space in a path there, a tab, a newline or a backslash
 # of file systems that several machines may have: the write-ahead log needs memory that its processes share (wal.html)
 NETWORK = frozenset(("nfs", "nfs4", "cifs", "smb3", "afs", "ceph", "lustre", "fuse.sshfs", "fuse.glusterfs"))
 LOG_BYTES = 16 << 20  # a longer log is cut
@@ -47,11 +49,11 @@ def require_file(path: str) -> None:
 def check_place(path: str) -> None:
     """Raises: Unavailable if a directory is on a network file system."""
     place, kind = Path(path).resolve(), ""
-    for line in MOUNTS.read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        mounted = before.split()[4].encode().decode("unicode_escape")  # a space is \040
-        if place.is_relative_to(mounted):
-            kind = after.split()[0]  # of a later line: a mount over others
+    for line in MOUNTS.read_bytes().split(b"\n")[:-1]:  # a path has any bytes but NUL
+        before, _, after = line.partition(b" - ")
+        mounted = ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), before.split(b" ")[4])
+        if place.is_relative_to(os.fsdecode(mounted)):
+            kind = os.fsdecode(after.split(b" ")[0])  # of a later line: a mount over others
     if kind in NETWORK:
         raise Unavailable(f"{path} is on a network file system ({kind}), where SQLite can damage a database")
 

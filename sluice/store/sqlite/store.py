@@ -76,6 +76,7 @@ class Sqlite(Store[apsw.Connection]):
         self.path = url.removeprefix("sqlite:///")
         self.make = make
         self.file: Identity = ()
+        self.schema = -1  # PRAGMA schema_version when the tables were checked
         self.room = 0  # bytes that the present transaction may write
         self.sweep_at: dict[str, float] = {}  # stream -> when all of its rows are searched again, monotonic
         with self.transaction(read=True):
@@ -109,8 +110,8 @@ class Sqlite(Store[apsw.Connection]):
                     self.make_tables(db)
                     self.note_horizons(db, self.ages)
                     db.execute("COMMIT")
-                    for name in self.tables:
-                        with contextlib.suppress(apsw.SQLError):  # a table that cannot be created stops its stream only
+                    for name in self.tables:  # one that cannot be created stops its stream only
+                        with contextlib.suppress(apsw.SQLError, Unavailable):
                             self.table(db, name)
                 else:
                     check_layout(self.path, layout_of(db), make=False)
@@ -153,9 +154,12 @@ class Sqlite(Store[apsw.Connection]):
                 self.leave_reserve(db)
             db.execute("BEGIN" if read else "BEGIN IMMEDIATE")
             try:
+                if not read:
+                    self.compare_schema(db)
                 yield db
                 db.execute("COMMIT")
             except BaseException:
+                self.checked.clear()  # what was created is undone
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
@@ -171,6 +175,13 @@ class Sqlite(Store[apsw.Connection]):
             if isinstance(error, apsw.FullError):
                 raise Full(f"{self.path}: {error}", self.room) from error
             raise Unavailable(f"{self.path}: {error}") from error
+
+    def compare_schema(self, db: apsw.Connection) -> None:
+        """Let all tables be checked again if another program has changed one. None can until the transaction ends."""
+        schema: Any = db.execute("PRAGMA schema_version").get
+        if schema != self.schema:
+            self.schema = schema
+            self.checked.clear()
 
     def replaced(self) -> Unavailable:
         return Unavailable(

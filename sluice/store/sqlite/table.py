@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,13 +10,18 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.base.times import instant, second
-from sluice.store.tables import BURY, escaped
-from sluice.store.types import Entry, Origin, Row
+from sluice.store.tables import BURY, column_kind, escaped
+from sluice.store.types import Entry, Origin, Row, Unavailable
 from sluice.streams.record import Metric, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
-PLAIN = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT"}
+KINDS = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT", object: "TEXT"}
+# A type has the affinity of the first of these that it contains (datatype3.html); "": it converts nothing
+AFFINITIES = {
+    **{"INT": "INTEGER", "CHAR": "TEXT", "CLOB": "TEXT", "TEXT": "TEXT"},
+    **{"BLOB": "", "REAL": "REAL", "FLOA": "REAL", "DOUB": "REAL"},
+}
 
 
 class Table:
@@ -27,12 +31,14 @@ class Table:
         self.name = stream.name
         self.columns = {"received_at": "TEXT NOT NULL", "time": "TEXT NOT NULL"}
         self.plain = plain_records(stream.record)
-        self.encoded: list[int] = []  # positions of values that may need `as_json`
+        self.encoded: list[int] = []  # positions of values that are JSON
         for at, (name, kinds) in enumerate(field_types(stream.record).items(), 1):
-            if not kinds <= PLAIN.keys():
+            kind = column_kind(kinds)
+            self.columns[name] = KINDS[kind]
+            if stream.record is Metric and name == "value":
+                self.columns[name] = ""
+            elif kind is object:
                 self.encoded.append(at)
-            kind = kinds.pop() if len(kinds) == 1 else object
-            self.columns[name] = PLAIN.get(kind, "TEXT" if typing.get_origin(kind) else "")  # dict[…] is JSON
         self.columns |= {"batch": "INTEGER NOT NULL", "seq": "INTEGER NOT NULL", "sender": "TEXT NOT NULL DEFAULT ''"}
         self.nanoseconds = stream.record is Metric
         # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these five values
@@ -41,19 +47,28 @@ class Table:
         self.insert = ""
 
     def create(self, db: apsw.Connection) -> None:
-        """Create the table, or add the columns that it lacks, and prepare the INSERT statement."""
+        """Create the table, or add the columns that it lacks, and prepare the INSERT statement.
+
+        Raises: Unavailable if a column would convert what is stored there.
+        """
         columns = ", ".join(f'"{name}" {kind}'.rstrip() for name, kind in self.columns.items())
         with db:
             db.execute(f'CREATE TABLE IF NOT EXISTS "{self.name}" ({columns})')
-            present = [row[1] for row in db.execute(f'PRAGMA table_info("{self.name}")')]
+            present = {row[1]: row[2] for row in db.execute(f'PRAGMA table_info("{self.name}")')}
             for name, kind in self.columns.items():
                 if name not in present:
                     added = kind if "DEFAULT" in kind else kind.partition(" ")[0]
                     db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {added}')
-                    present.append(name)
-        # apsw hashes the text for each row, so the column names are omitted unless the table has other columns too
+                    present[name] = kind
+                elif not keeps(present[name], kind, name):
+                    raise Unavailable(
+                        f"SQLite: column {name} of table {self.name} has the type {present[name]}, expected "
+                        f"{kind.partition(' ')[0] or 'none'}: rename it, and the worker adds a new one"
+                    )
+        # apsw hashes the text for each row, which takes a tenth of the time, so the column names are omitted unless the
+        # table has other columns too. Whoever holds the transaction compares `schema_version`, so it has these in it
         ours = [name for name in present if name in self.slots]
-        names = "" if ours == present else "(" + ",".join(f'"{name}"' for name in ours) + ")"
+        names = "" if ours == [*present] else "(" + ",".join(f'"{name}"' for name in ours) + ")"
         self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'
 
     def rows(self, db: apsw.Connection, origin: Origin, entries: Iterable[Entry], count: list[int]) -> Iterator[Row]:
@@ -96,8 +111,18 @@ class Table:
         return tuple(values)
 
 
-def as_json(value: Any) -> Any:
-    """A value as a type of SQLite: an object or a list becomes JSON, any other value a text or a number."""
-    if not isinstance(value, (dict, list)):
-        value = msgspec.to_builtins(value)
-    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, tuple)) else value
+def as_json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def keeps(present: str, kind: str, name: str) -> bool:
+    """Whether a column of the type `present` keeps values for which ours has the type `kind` as they are."""
+    affinity = affinity_of(present)
+    own = name in ("received_at", "time") and affinity == "NUMERIC"  # DATETIME: these texts are no numbers
+    return own or affinity in ("", affinity_of(kind)) or {affinity, affinity_of(kind)} == {"INTEGER", "NUMERIC"}
+
+
+def affinity_of(kind: str) -> str:
+    if not kind:
+        return ""
+    return next((affinity for part, affinity in AFFINITIES.items() if part in kind.upper()), "NUMERIC")

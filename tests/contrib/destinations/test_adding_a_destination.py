@@ -79,9 +79,9 @@ def test_a_destination_is_one_file_and_one_registry_line(tmp_path: Path) -> None
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     (name,) = re.findall(r"^# (sluice/contrib/destinations/\w+\.py)$", FILE, re.M)
     (tmp_path / name).write_text(FILE)
-    registry = tmp_path / "sluice/contrib/destinations/registry.py"
+    registry = tmp_path / "sluice/contrib/destinations/register.py"
     text = registry.read_text()
-    registry.write_text(text.replace("DESTINATIONS = {\n", f"DESTINATIONS = {{\n{LINE}", 1))
+    registry.write_text(text.replace("destinations={\n", f"destinations={{\n{LINE}", 1))
     body, url = shlex.split(CURL)[3:]
     command = [sys.executable, "-c", CLIENT, body, url.partition(":8080")[2], CUT]
     env = environment(tmp_path) | {"PYTHONPATH": str(tmp_path)}

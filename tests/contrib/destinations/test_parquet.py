@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -406,20 +407,154 @@ def test_what_cannot_be_published_now_is_published_later(store: Store, tmp: Path
     assert choices(tmp) == ["a"]
 
 
-def test_an_object_that_is_gone_before_it_is_published_is_reported(
-    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_object_that_is_missing_keeps_its_note_and_holds_up_nothing(
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = Storing.note
 
     def lose(*given: Any) -> None:
         note(*given)
-        shutil.rmtree(tmp / "rows/.staged")
+        (tmp / "rows/.staged/votes").rename(tmp / "lost")
 
-    monkeypatch.setattr(Storing, "note", lose)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storing, "note", lose)
+        store.persist(*votes("a"))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="an object of these rows is missing"):
+            outbox(store).publish(store)
+    store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["b"]
+    assert [(one.bodies, one.reason) for one in store.unpublished()] == [(1, "an object of these rows is missing")]
+    for path in (tmp / "lost").iterdir():
+        path.rename(tmp / "rows/.staged/votes" / path.name)
+    tidied(store)
+    assert choices(tmp) == ["a", "b"] and store.unpublished() == []
+
+
+@contextlib.contextmanager
+def unmounted(tmp: Path) -> Iterator[Path]:
+    """An empty directory in the place of the destination's, as if its disk were not mounted. Nothing is made there."""
+    place, away = tmp / "rows", tmp / "disk"
+    place.rename(away)
+    place.mkdir()
+    yield place
+    assert not list(place.rglob("*"))
+    place.rmdir()
+    away.rename(place)
+
+
+def test_rows_that_could_not_be_published_wait_for_their_disk(
+    store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parquet.os, "rename", fail)
+        store.persist(*votes("a"))
+    with unmounted(tmp):
+        with pytest.raises(Unavailable, match="put it back"):
+            outbox(store).publish(store)
+        with pytest.raises(Unavailable, match="put it back"):
+            outbox(store).tidy("votes", store)
+    tidied(store)
+    assert choices(tmp) == ["a"]
+
+
+def test_nothing_is_stored_while_the_disk_is_away_from_a_running_worker(store: Store, tmp: Path) -> None:
     store.persist(*votes("a"))
-    assert not files(tmp) and not caplog.records
+    with unmounted(tmp):
+        for act in (
+            lambda: store.persist(*votes("b", first=2)),
+            lambda: outbox(store).tidy("votes", store),
+            lambda: store.expire("votes", NOON),
+            lambda: outbox(store).addresses(),
+        ):
+            with pytest.raises(Unavailable, match="put it back"):
+                act()
+        (tmp / "rows/.id").write_text("another disk")
+        with pytest.raises(Unavailable, match="put it back"):
+            store.persist(*votes("b", first=2))
+        (tmp / "rows/.id").unlink()
+    store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["a", "b"]
+
+
+@both
+def test_nothing_is_made_where_the_disk_is_missing_at_the_start(url: str, tmp: Path) -> None:
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("a"))
+    with unmounted(tmp):
+        with contextlib.closing(connected(url, tmp)) as store:
+            for act in (
+                lambda: store.persist(*votes("b", first=2)),
+                lambda: outbox(store).tidy("votes", store),
+                lambda: store.expire("votes", NOON),
+                lambda: outbox(store).addresses(),
+            ):
+                with pytest.raises(Unavailable, match="mount its disk"):
+                    act()
+        (tmp / "rows").rmdir()
+        with contextlib.closing(connected(url, tmp)) as store, pytest.raises(Unavailable, match="mount its disk"):
+            store.persist(*votes("b", first=2))
+        (tmp / "rows").mkdir()
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["a", "b"]
+
+
+def test_a_worker_that_has_not_stored_yet_learns_that_another_one_has(store: Store, url: str, tmp: Path) -> None:
+    with contextlib.closing(connected(url, tmp)) as other:
+        outbox(other).publish(other)
+        store.persist(*votes("a"))
+        with unmounted(tmp), pytest.raises(Unavailable, match="mount its disk"):
+            other.persist(*votes("b", first=2))
+
+
+def test_an_empty_id_begins_anew(url: str, tmp: Path) -> None:
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("a"))
+    shutil.rmtree(tmp / "rows")
+    (tmp / "rows").mkdir()
+    (tmp / "rows/.id").touch()
+    with contextlib.closing(connected(url, tmp)) as store:
+        store.persist(*votes("b", first=2))
+    assert choices(tmp) == ["b"]
+
+
+def test_a_note_of_an_older_database_ends_if_its_file_was_merged(store: Store, tmp: Path) -> None:
+    stored(store, 3)
+    address = outbox(store).destinations["votes"].address()
+    before = [("votes", f"{HOUR}/{path.stem}", address, 1, "2026-01-01T12:00:00.000Z", "") for path in files(tmp)]
+    tidied(store)
+    assert len(files(tmp)) == 1
+    store.persist(*votes("b", first=4))
+    tidied(store)  # what was merged is merged again
+    assert len(files(tmp)) == 1
+    with store.transaction() as db:
+        for row in before:
+            store.run(db, "INSERT INTO batches_objects VALUES (?, ?, ?, ?, ?, ?)", row)
     outbox(store).publish(store)
-    assert "is gone" in caplog.text
+    assert store.unpublished() == [] and told(store, "SELECT * FROM batches_objects") == []
+
+
+def test_what_other_programs_put_there_is_named_once_and_stays(
+    store: Store, tmp: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored(store, 2)
+    table = tmp / "rows/votes"
+    for name in "hour=x", "hour=__HIVE_DEFAULT_PARTITION__":
+        (table / name).mkdir()
+    (table / f"hour={HOUR}/empty.parquet").touch()
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), table / f"hour={HOUR}/other.parquet")
+    tidied(store)
+    tidied(store)
+    assert len(files(tmp)) == 3
+    assert store.expire("votes", NOON + 3_600_000_000) is False
+    assert store.ledger("votes").deleted == 2
+    assert {path.name for path in files(tmp)} == {"empty.parquet", "other.parquet"}
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4 and all("is not ours" in line for line in said)
 
 
 @pytest.mark.contract

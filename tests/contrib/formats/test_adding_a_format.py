@@ -44,7 +44,7 @@ def test_a_wire_format_is_one_file_and_one_registry_line(tmp_path: Path) -> None
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     (name,) = re.findall(r"^# (sluice/contrib/formats/\w+\.py)$", FILE, re.M)
     (tmp_path / name).write_text(FILE)
-    registry = tmp_path / "sluice/routes.py"
+    registry = tmp_path / "sluice/contrib/formats/register.py"
     text = registry.read_text()
     registry.write_text(text.replace("FORMATS = (\n", f"FORMATS = (\n{LINE}", 1))
     _, _, _, body, url = shlex.split(CURL)

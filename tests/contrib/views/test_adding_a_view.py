@@ -51,8 +51,8 @@ def test_a_kind_of_view_is_one_file_and_one_line(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     (name,) = re.findall(r"^# (sluice/contrib/views/kinds/\w+\.py)$", KIND, re.M)
     (tmp_path / name).write_text(KIND)
-    with (tmp_path / "sluice/contrib/views/__init__.py").open("a") as public:
-        public.write(LINE)
+    public = tmp_path / "sluice/contrib/views/__init__.py"
+    public.write_text(public.read_text().replace("_EXPORTS = {\n", f"_EXPORTS = {{\n{LINE}", 1))
     (tmp_path / "views.py").write_text(VIEWS)
     post, get, rebuild, check = COMMANDS
     words = post[3], get[2].removeprefix("localhost:8080"), " ".join(rebuild[1:]), " ".join(check[1:])

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sluice.streams.record import INT64
+from sluice.store.tables import column_kind
+from sluice.streams.record import INT64, Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
 
@@ -56,9 +57,7 @@ class RowSource(ABC):
         self.db: Any = None
         self.converters: dict[str, list[tuple[int, Converter]]] = {}
         for name, stream in streams.items():
-            converters = [
-                (at, self.converter(kinds)) for at, kinds in enumerate(field_types(stream.record).values(), 2)
-            ]
+            converters = [(at, self.converter(name, field)) for at, field in enumerate(field_types(stream.record), 2)]
             self.converters[name] = [(at, convert) for at, convert in converters if convert]
 
     @abstractmethod
@@ -85,7 +84,7 @@ class RowSource(ABC):
 
         Returns: this number by the text of `by`, of the MAX_GROUPS with the most rows; and in total.
         """
-        convert = self.converter(field_types(self.streams[stream].record)[by])
+        convert = self.converter(stream, by)
         groups: dict[str, int] = {}
         total = 0
         for found, n, all_of_them in self.groups(stream, key, by, value):
@@ -94,6 +93,11 @@ class RowSource(ABC):
                 text = text_of(convert(found) if convert else found)
                 groups[text] = groups.get(text, 0) + n
         return groups, total
+
+    def kind(self, stream: str, field: str) -> Any:
+        """See `column_kind`; None: the value of a metric, which has a type of its own in each row."""
+        record = self.streams[stream].record
+        return None if record is Metric and field == "value" else column_kind(field_types(record)[field])
 
     @abstractmethod
     def groups(self, stream: str, key: str, by: str, value: str) -> Iterable[Row]:
@@ -107,7 +111,7 @@ class RowSource(ABC):
         """
 
     @abstractmethod
-    def converter(self, kinds: set[Any]) -> Converter | None:
+    def converter(self, stream: str, field: str) -> Converter | None:
         """What makes a value for JSON of a field's value in a row; None if they are the same."""
 
     @staticmethod

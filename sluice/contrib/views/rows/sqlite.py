@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import typing
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -28,6 +27,7 @@ from sluice.contrib.views.rows.source import (
     raw,
 )
 from sluice.store.sqlite.file import inode, require_file
+from sluice.store.tables import PLAIN
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
@@ -56,15 +56,8 @@ class SqliteRows(RowSource):
         self.queries: dict[str, tuple[str, str]] = {}
 
     @override
-    def converter(self, kinds: set[Any]) -> Converter | None:
-        if kinds == {bool}:
-            return bool_of
-        if kinds <= {float, int, bool, str}:
-            return None
-        # of a text beside objects, what begins as a list is a text
-        kinds = {typing.get_origin(kind) or kind for kind in kinds}
-        only = {dict: "{", list: "[", tuple: "[", set: "[", frozenset: "["}
-        return partial(compound, "".join(only.get(kind, "{[") for kind in kinds - {float, int, bool, str}))
+    def converter(self, stream: str, field: str) -> Converter | None:
+        return {bool: bool_of, object: json_of}.get(self.kind(stream, field))
 
     @override
     @staticmethod
@@ -89,6 +82,7 @@ class SqliteRows(RowSource):
                 self.db.set_busy_timeout(5000)
                 self.db.execute("PRAGMA query_only=1")
                 self.db.create_scalar_function("text_of", text_of, 2)
+                self.db.create_scalar_function("json_text_of", json_text_of, 2)
             yield self.db
         except (apsw.Error, OSError) as error:
             with contextlib.suppress(apsw.Error):
@@ -185,16 +179,15 @@ class SqliteRows(RowSource):
 
     @override
     def groups(self, stream: str, key: str, by: str, value: str) -> Iterator[Row]:
-        kinds = field_types(self.streams[stream].record)[key]
-        if len(kinds) == 1 and kinds <= {float, int, bool, str}:
-            (kind,) = kinds
+        kind = self.kind(stream, key)
+        if kind in PLAIN:
             found, where = source.typed(kind, value), f'"{key}" = ?'
             if found is None:
                 return
         else:  # a text as bytes: one that is not UTF-8 would end the query
             found = value
             plain = f"""CASE typeof("{key}") WHEN 'text' THEN CAST("{key}" AS BLOB) ELSE "{key}" END"""
-            where = f'text_of(typeof("{key}"), {plain}) = ?'
+            where = f'{"json_text_of" if kind is object else "text_of"}(typeof("{key}"), {plain}) = ?'
         query = (
             f"SELECT CASE WHEN octet_length(value) <= {source.MAX_GROUP_BYTES} THEN value END, n, sum(n) OVER () FROM "
             f'(SELECT "{by}" AS value, count(*) AS n FROM "{stream}" WHERE {where} AND "{by}" IS NOT NULL GROUP BY 1) '
@@ -249,9 +242,13 @@ def expired(db: Any, stream: str, rowid: int, batch: int, last: int, claim: str)
 
 def text_of(kind: str, value: Any) -> str | None:
     """For SQL: the text of a value of the type `kind`; a text comes as its bytes."""
-    if value is None:
-        return None
-    return source.text_of(compound("{[", value.decode(errors="replace") if kind == "text" else value))
+    return None if value is None else source.text_of(value.decode(errors="replace") if kind == "text" else value)
+
+
+def json_text_of(kind: str, value: Any) -> str | None:
+    """`text_of` for a column of JSON."""
+    text = value.decode(errors="replace") if kind == "text" else value
+    return None if value is None else source.text_of(json_of(text))
 
 
 def bool_of(value: Any) -> Any:
@@ -259,9 +256,9 @@ def bool_of(value: Any) -> Any:
     return bool(value) if value in (0, 1) else value
 
 
-def compound(beginnings: str, value: Any) -> Any:
-    """A value of a column that may hold JSON among plain texts. beginnings: characters that this JSON begins with."""
-    if isinstance(value, str) and value[:1] in {*beginnings}:
+def json_of(value: Any) -> Any:
+    """A value of a column of JSON. Another program may have written anything else there."""
+    if isinstance(value, str):
         with contextlib.suppress(msgspec.DecodeError):
             return raw(value)
     return value
