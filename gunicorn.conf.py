@@ -1,6 +1,6 @@
 """gunicorn, which runs ingest.app between nginx and Redis: the settings that differ from its defaults.
 
-For the reader too, which runs serve.app: its command line names the application, the sockets and one process.
+For other programs too, whose command lines name the application, the sockets, the worker class and one process.
 
 gunicorn 23 (on PyPy) ignores settings that it does not know.
 """
@@ -21,8 +21,7 @@ _settings = settings.load_or_exit()
 
 wsgi_app = "ingest:app"
 loglevel = "debug" if _settings.log.debug else "info"
-_spool = _settings.spooling if sys.argv[-1] == wsgi_app or ":" not in sys.argv[-1] else None  # others commit nothing
-worker_class = (_spool and _spool.lane) or "sluice.fastlane.loop.FastLane"
+worker_class = (_settings.spooling and _settings.spooling.lane) or "sluice.fastlane.loop.FastLane"
 workers = _settings.gateways
 bind = [f"unix:{path}" for path in _settings.gateway_sockets]
 umask = 0o077  # only this user may connect to the sockets

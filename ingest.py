@@ -7,14 +7,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sluice import settings
-from sluice.contrib.access import signature
-from sluice.contrib.formats import influx_probes as influx
+from sluice import registry, settings
 from sluice.fastlane.interface import Options
-from sluice.http import own, replies, request
-from sluice.http.endpoints import Endpoint, Endpoints
+from sluice.http import replies, request
+from sluice.http.endpoints import Endpoint, load_endpoints, without_slashes
 from sluice.http.replies import Rejected
-from sluice.http.request import OwnAnswer
 from sluice.http.routes import OK, Reply
 from sluice.http.tell import Teller
 from sluice.routes import load_routes
@@ -57,33 +54,37 @@ class PostAnswer:
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """PEP 3333: append the body to its stream's list, and answer once it is there."""
-    endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.by_encoding(environ)
+    endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.find(environ)
     if endpoint is None:
-        same = request.without_slashes(environ)
-        return app(same, start_response) if same else probe(environ, start_response)
+        return probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST":
-        reply = replies.not_posted(environ)
-        if reply is not replies.POST_ONLY:
-            return respond(reply, "", start_response)
-        tell(reply, endpoint.path, environ)
-        return respond(reply, endpoint.path, start_response, environ["REQUEST_METHOD"])
+        return answer_method(environ, endpoint, start_response)
     try:
-        try:
-            item = endpoint.read(environ, endpoint.keep_head, endpoint.max_body)
-        except OwnAnswer as answer:
-            item, endpoint = own.read(environ, endpoint, answer.args[0])
+        item = endpoint.read(environ, endpoint)
     except Rejected as rejected:
         reply = endpoint.error(rejected.args[0])
         if reply is not endpoint.reply:
             tell(rejected.args[0], endpoint.path, environ)
         return respond(reply, endpoint.path, start_response)
+    if endpoint.answer is not None:
+        endpoint = endpoint.answering(environ, item)
     return PostAnswer(append(endpoint.stream, item), endpoint, start_response)
+
+
+def answer_method(environ: dict[str, Any], endpoint: Endpoint, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    """Answer another method than POST."""
+    method = environ["REQUEST_METHOD"]
+    reply = endpoint.methods[method](environ) if method in endpoint.methods else None
+    if reply is not None:
+        return respond(reply, "", start_response)
+    tell(replies.POST_ONLY, endpoint.path, environ)
+    return respond(replies.POST_ONLY, endpoint.path, start_response, method)
 
 
 def plainness(environ: dict[str, Any], has_query: bool) -> str:
     """What a head need not be asked; see `request.plainness`."""
-    endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.by_encoding(environ)
-    return request.plainness(environ, has_query, endpoint.keep_head) if endpoint else ""
+    endpoint = ENDPOINTS.find(environ)
+    return request.plainness(environ, has_query, endpoint.keeps_head) if endpoint else ""
 
 
 def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:
@@ -94,22 +95,28 @@ def respond(reply: Reply, path: str, start_response: Callable[..., Any], method:
 
 
 def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer what senders ask besides; for /readyz and /ready ask Redis whether it accepts writes, unless draining."""
-    path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
-    if path == "/query" and method in ("GET", "POST"):
-        return respond(influx.query(environ), path, start_response)
-    if path not in PROBES:
-        tell(replies.NOT_FOUND, "", environ)
-        return respond(replies.NOT_FOUND, "", start_response, method)
-    if method not in ("GET", "HEAD"):
-        return respond(replies.GET_ONLY, path, start_response, method)
-    if path == "/ping":
-        return respond(influx.ping(environ), path, start_response, method)
-    reason = None
-    if path in ("/readyz", "/ready"):
-        is_draining = os.path.exists(DRAINING)
-        reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
-    return respond(replies.unavailable(reason, 1) if reason else PROBES[path], path, start_response, method)
+    """Answer what senders ask besides, at a path that has no route."""
+    path, method = without_slashes(environ["PATH_INFO"]), environ["REQUEST_METHOD"]
+    reply = PROBES[path](environ, unready) if path in PROBES else replies.NOT_FOUND
+    if reply is replies.NOT_FOUND:
+        tell(reply, "", environ)
+        path = ""
+    return respond(reply or replies.GET_ONLY, path, start_response, method)
+
+
+def unready() -> Reply | None:
+    """The 503 of a gateway that is draining, or whose Redis takes no writes; None: it is ready."""
+    is_draining = os.path.exists(DRAINING)
+    reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
+    return replies.unavailable(reason, 1) if reason else None
+
+
+def healthz(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
+    return OK if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
+
+
+def readyz(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
+    return unready() or OK if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
 
 
 def malformed(status: int, detail: str, begin: bytes) -> None:
@@ -128,12 +135,11 @@ def tick() -> None:
         endpoint.reply = endpoint.replies[is_closing]
 
 
-ROUTES = load_routes(SETTINGS.routes)
-ENDPOINTS = Endpoints(ROUTES, counts.counter, SETTINGS.max_body, SETTINGS.max_batch)
+ENDPOINTS = load_endpoints(load_routes(SETTINGS.routes), SETTINGS, counts.counter)
 PLAIN = ENDPOINTS.plain
-for at, known in signature.load_signed(ROUTES).items():
-    PLAIN[at].read, PLAIN[at].keep_head = signature.reading(*known), True
-PROBES = {"/health": influx.HEALTH, "/healthz": OK, "/readyz": OK, "/ready": influx.READY, "/ping": influx.PING}
-FIELDS = request.FIELDS | signature.FIELDS
-app.fastlane = Options(SETTINGS.max_body, tick, True, FIELDS, plainness, malformed)  # type: ignore[attr-defined]
+PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": healthz, "/readyz": readyz}
+PROBES |= {path: entry.load() for path, entry in registry.declared("probes").items()}
+app.fastlane = Options(  # type: ignore[attr-defined]
+    SETTINGS.max_body, tick, True, ENDPOINTS.wanted(), plainness, malformed
+)
 atexit.register(INLET.report, last=True)

@@ -3,10 +3,10 @@
 worker.py [run]   until SIGTERM or SIGINT: finishes the present batch; a second signal exits at once and loses nothing
 worker.py burst   until the lists are empty; status 1 if anything was buried in dead_letters
 
-No body holds up the others. A transaction ends about a second after it began, between two bodies, and the rest of its
-claim follows when the other streams had their turn. A body that takes CPU_SECONDS ends this process. A claim that has
-ended two of them is stored body by body, and a body that then ends two more is buried as it was sent. So is one that
-needs more of the disk than there is, although there is some.
+No body holds up the others. Of a claim, a worker decodes bodies for about a second and stores these in one transaction;
+the rest of it follows when the other streams had their turn. A body that takes CPU_SECONDS ends this process. A claim
+that has ended two of them is stored body by body, and a body that then ends two more is buried as it was sent. So is
+one that needs more of the disk than there is, although there is some.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -35,14 +36,13 @@ from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
-from sluice.store.bounds import TURN_SECONDS
+from sluice.store import bounds
 from sluice.store.chores import Chore
-from sluice.store.entries import SAMPLE, Entries, Repeats, trace
+from sluice.store.decoding import SAMPLE, Group, decode_claim, trace
 from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import check_store, open_elsewhere, open_store
-from sluice.store.store import Elsewhere, Store
-from sluice.store.types import Full, NewerTables, Outcome, Unavailable
-from sluice.streams.body import WITHOUT_ROWS
+from sluice.store.store import Elsewhere, Store, senders
+from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream, limits
@@ -78,7 +78,7 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts, self.repeats = counts, Repeats()
+        self.counts = counts
         self.senders = [make(counts) for make in registry.hooks("senders")]
         self.claim: Claim | None = None
         self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
@@ -96,7 +96,7 @@ class StreamState:
 
     def size_next_claim(self, bodies: int, seconds: float) -> None:
         """bodies, seconds: that were stored, and how long it took."""
-        fit = int(bodies * TURN_SECONDS / max(seconds, 1e-6))
+        fit = int(bodies * bounds.TURN_SECONDS / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * bodies), MAX_BODIES))
 
 
@@ -269,7 +269,6 @@ class Worker:
             claim = state.claim = read_reply()
             if claim is None:
                 return False
-        without_rows = WITHOUT_ROWS.copy()
         cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
         stored = self.persist(state, claim)
         took = time.monotonic() - began
@@ -277,8 +276,6 @@ class Worker:
         if stored is None:
             return state.claim is None
         outcome, end = stored
-        for kind, n in (WITHOUT_ROWS - without_rows).items():
-            state.counts.counter(f"without_rows {state.stream.name} {kind}").n += n
         state.persisted.add(took)
         self.log_change(state.stream.name, None)
         self.buried += outcome.letters
@@ -300,20 +297,24 @@ class Worker:
             if self.store is None:
                 self.store = self.connect()
             items = self.outlet.items(claim)
-            entries = Entries(claim, items, state.stream, self.limits, state.decoded, repeats=state.repeats)
-            if state.backoff:  # the disk may have room for what one body becomes
-                entries.seconds = 0.0
-                if state.unfit == (claim.epoch, claim.first):
-                    bury_first(entries, UNFIT)
             # the spool executes the next claim while these bodies are stored; before, they would have waited for it
             self.prefetch(state, claim)
-            with self.alone(self.store, entries) if claim.deliveries >= ALONE else contextlib.nullcontext():
+            if alone := claim.deliveries >= ALONE or bool(state.backoff):
+                with self.store.transaction(read=True):  # while the database is away, nothing is decoded
+                    pass
+            with self.attempt(state, claim) if claim.deliveries >= ALONE else contextlib.nullcontext() as reason:
                 signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-                outcome = entries.persist(self.store)
+                # the disk may have room for what one body becomes
+                if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
+                    reason = UNFIT
+                group = self.decode(state, claim, items, 0.0 if alone else bounds.TURN_SECONDS, reason or "")
+                outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
             if not outcome.again:
                 for count in state.senders:
-                    count.stored(claim.stream, [who for seq, who in entries.senders.items() if seq < entries.end])
-            return outcome, entries.end
+                    count.stored(claim.stream, senders(group.bodies).values())
+            for kind, n in group.without_rows.items():
+                state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
+            return outcome, group.end
         except NewerTables:
             raise
         except Unavailable as error:
@@ -336,21 +337,25 @@ class Worker:
         state.postpone()
         return None
 
+    def decode(self, state: StreamState, claim: Claim, items: list[bytes], seconds: float, reason: str) -> Group:
+        """Decode the first bodies of a claim. reason: why the first one is buried instead, as it was sent."""
+        if not reason:
+            return decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
+        reject = Reject(items[0], reason, True)
+        return Group([Body(claim.first, claim.received(claim.first)[0], items[0], (), (reject,))], Counter())
+
     @contextlib.contextmanager
-    def alone(self, store: Store[Any], entries: Entries) -> Iterator[None]:
-        """Let only one body be stored, and count this attempt as long as it lasts. Bury the body after ATTEMPTS."""
-        claim, name = entries.claim, entries.stream.name
-        entries.seconds = 0.0
-        with store.transaction(read=True):  # without the database no body is decoded, and none can end a worker
-            pass
+    def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:
+        """Count an attempt to store one body alone, as long as it lasts; why it is buried after ATTEMPTS, or ""."""
+        name, reason = state.stream.name, ""
         ended = self.outlet.attempt(claim) - 1
         if ended >= ATTEMPTS:
             log.error("%s: claim %s has ended %d workers: its first body is buried", name, claim.id, ALONE - 1 + ended)
-            bury_first(entries, DEADLY)
+            reason = DEADLY
         else:
             log.warning("%s: delivery %d of claim %s: stored body by body", name, claim.deliveries, claim.id)
         try:
-            yield
+            yield reason
         finally:
             self.outlet.attempt(claim, -1)
 
@@ -391,11 +396,6 @@ class Worker:
         if why != self.logged.get(subject):
             self.logged[subject] = why
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
-
-
-def bury_first(entries: Entries, reason: str) -> None:
-    """Have the first body buried as it was sent. No other one is stored with it."""
-    entries.stream = entries.stream._replace(decode=lambda item, limits: [Reject(item, reason, True)])
 
 
 def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:

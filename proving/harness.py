@@ -294,7 +294,7 @@ def reader(
     surroundings = environment(tmp, env)
     sockets = settings.load(surroundings).reader_sockets
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", "--workers", 1, *args]
-    command += ["-k", worker_class] if worker_class else []
+    command += ["-k", worker_class or "sluice.contrib.views.lane.ReaderLane"]
     command += [word for path in sockets for word in ("--bind", f"unix:{path}")]
     return _gunicorn(tmp, "reader", sockets, [*command, "sluice.contrib.views.serve:app"], surroundings)
 

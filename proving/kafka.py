@@ -1,4 +1,4 @@
-"""Private Kafka brokers for tests and bench, removed when their `with` block ends. The jars: bin/provision nightly."""
+"""Private Kafka brokers for tests and bench, removed when their `with` block ends. The jars: bin/provision test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBS = harness.ROOT / "var/kafka/libs"
 CLASSES = LIBS.with_name("classes.jsa")  # all classes of a broker, ready for use: half of the time of its start
 FAILOVER = harness.ROOT / "deploy/kafka/failover.properties"
 LOOKS = 3  # one that was cut off does not know at once what it has missed
-MISSING = "no Kafka broker: bin/provision nightly gets one with java and mvn"
+MISSING = "no Kafka broker: bin/provision test gets one with java and mvn"
 BATCH = struct.Struct(">qiibIhi")  # its first offset, the bytes that follow, …, and the last offset from the first on
 JAVA = ("java", "-Xmx192m", "-Xms64m", "-XX:+UseSerialGC", "-cp", f"{LIBS}/*")
 

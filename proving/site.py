@@ -282,7 +282,7 @@ def destination(scheme: str, home: Path) -> engines.Engine | None:
 def running(home: Path, header: str, with_views: bool) -> Site:
     """The running installation whose INGEST_HOME is `home`. header: see `Site`. Raises: Trouble if it is not ready."""
     try:
-        nginx = (home / "etc/sluice.conf").read_text()
+        nginx = (home / "etc/includes/listen.conf").read_text()
     except OSError as error:
         raise Trouble(f"no installation in {home}: {error}") from None
     try:

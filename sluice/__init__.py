@@ -5,30 +5,33 @@ PyPy has no msgspec, so it cannot import the record types.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.contrib.access.signed import signed
     from sluice.http.routes import NO_CONTENT, OK, Reply, Route, reply
-    from sluice.streams.record import Limits, Record, Reject
+    from sluice.streams.record import Decoded, Limits, Record, Reject
     from sluice.streams.registry import Stream, stream
     from sluice.streams.times import nanoseconds
 
 __all__ = [
-    "NO_CONTENT", "OK", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply", "signed",
+    "NO_CONTENT", "OK", "Decoded", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply",
     "stream",
 ]  # fmt: skip
 _EXPORTS = {
     "http.routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
-    "streams.record": ("Limits", "Record", "Reject"),
+    "streams.record": ("Decoded", "Limits", "Record", "Reject"),
     "streams.registry": ("Stream", "stream"),
-    "streams.signature": ("signed",),
     "streams.times": ("nanoseconds",),
 }
 _MODULES = {name: f"sluice.{module}" for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    is_module = name.startswith("_") or find_spec(f"{__name__}.{name}")  # `from sluice import settings` asks here first
+    registry = import_module("sluice.registry")
+    if is_module or name not in (exports := registry.declared("exports")):
         raise AttributeError(f"module 'sluice' has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return registry.load(exports[name])

@@ -111,8 +111,12 @@ class Destination(Entry):
 @dataclass(frozen=True)
 class Program(Entry):
     """A program that runs beside the gateway and the workers. target: "module:function" of the settings; what it
-    returns is a `sluice.run.parts.Part`, or None if the settings need none.
+    returns is a `sluice.run.programs.Part`, or None if the settings need none.
+
+    upgrades: it runs in gunicorn: `bin/sluice reload` starts a second one before it stops the first.
     """
+
+    upgrades: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,16 @@ class Contribution:
         used. Raises: SettingError.
     formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
     streams: by name, "module:attribute".
-    probes: path -> what answers there beside the routes: "module:function" of an environ.
+    fields: the names of header fields that the decoders of a user's own streams may read.
+    probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
+        returns the 503 of a gateway that takes no writes, or None. It returns a Reply; None: 405.
+    reads: "module:function" of the settings; the paths that are read with GET.
     gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
     row_sources: what views read the rows of a database from, by the scheme of its URLs: "module:class".
     rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).
+    network: "module:function" of the settings: whether workers speak with other machines.
+    places: "module:function" of the settings; (setting, file) for each file whose folder bin/up makes.
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
     chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
@@ -135,7 +144,12 @@ class Contribution:
     own_decoder: "module:class" of the decoder of JSON for a user's streams.
     verbs: name -> the module.
     programs: by name.
-    nginx: "module:function" of the settings; it returns files for nginx by name: INCLUDE/NAME.
+    exports: what a user's modules import from `sluice` besides: name -> "module:attribute".
+    nginx: "module:function" of the settings; it returns what `sluice.run.nginx` includes, by KIND or KIND/NAME.conf.
+    secrets: "module:function" of the settings; it checks the files of secrets, and returns those that nginx reads, by
+        their names in $INGEST_HOME/etc. Called at a start, and before nginx reloads. Raises: SettingError.
+    announce: "module:function" of the settings and of the words of the first screen, which it may change; see
+        `sluice.run.first_screen`.
     scratch: "module:function" of the settings: whether the cell needs its second Redis, which has no disk.
     page: its page of the documents, below docs/.
     """
@@ -144,13 +158,17 @@ class Contribution:
     settle: str = ""
     formats: Sequence[Any] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
+    fields: Sequence[str] = ()
     probes: Mapping[str, Entry] = field(default_factory=dict)
+    reads: str = ""
     gateway: str = ""
     spools: Mapping[str, Spool] = field(default_factory=dict)
     databases: Mapping[str, Database] = field(default_factory=dict)
     row_sources: Mapping[str, str] = field(default_factory=dict)
     destinations: Mapping[str, Destination] = field(default_factory=dict)
     rows: str = ""
+    network: str = ""
+    places: str = ""
     check: str = ""
     chores: str = ""
     senders: str = ""
@@ -158,7 +176,10 @@ class Contribution:
     figures: Mapping[str, str] = field(default_factory=dict)
     verbs: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)
+    exports: Mapping[str, str] = field(default_factory=dict)
     nginx: str = ""
+    secrets: str = ""
+    announce: str = ""
     scratch: str = ""
     page: str = ""
 
@@ -196,6 +217,11 @@ def of_url(kind: str, url: str) -> Any:
 
 def formats() -> list[Any]:
     return [known for each in contributions().values() for known in each.formats]
+
+
+def passed_fields() -> list[str]:
+    """The header fields that the decoders of a user's own streams may read."""
+    return [name for each in contributions().values() for name in each.fields]
 
 
 def hooks(kind: str) -> Iterator[Any]:

@@ -12,10 +12,13 @@ BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect record
 ROUTES = {
     f"/{stream}": Route(stream, OK, batch=stream in BATCHED) for stream in ("metrics", "gps", "votes", "logs")
 } | {
-    path: Route(known.stream, answer, known.keep_head, known.json, batch=known.stream in BATCHED, empty=known.empty)
+    path: Route(
+        known.stream, answer, json=known.json, batch=known.stream in BATCHED, empty=known.empty, fields=known.fields,
+        get=known.get,
+    )
     for known in registry.formats()
     for path, answer in known.paths.items()
-}
+}  # fmt: skip
 
 
 STREAM = r"[A-Za-z_]\w*"

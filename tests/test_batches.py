@@ -16,8 +16,8 @@ from proving import harness
 from proving.harness import Server, ask, installation, post, short_tmp
 from sluice import settings
 from sluice.routes import ROUTES
-from sluice.run import configure
 from sluice.streams.built_in import STREAMS
+from support.nginx_front import as_one_text
 
 poll = harness.poll
 MAX_BATCH = settings.load({}).max_batch
@@ -128,15 +128,16 @@ def peak(pid: int) -> int:
 
 
 def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
-    shipped = (harness.ROOT / "nginx/sluice.conf").read_text()
-    made = configure.with_routes(shipped, settings.load({}))
-    assert made == shipped.replace("client_max_body_size 8m", f"client_max_body_size {MAX_BATCH}")
-    own = "from sluice import OK, Route\nROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
-    (tmp_path / "own.py").write_text(own)
-    made = configure.with_routes(shipped, settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
+    (tmp_path / "own.py").write_text(
+        "from sluice import OK, Route\n"
+        "ROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
+        "ROUTES |= {'/get': Route('own', OK, get=True)}\n"
+    )
+    text = as_one_text(settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
+    found = dict(re.findall(r'^    location = "?(\S+?)"? \{\n(.*?)^    \}', text, re.M | re.S))
     of_events = "proxy_set_header ce-time $http_ce_time;"  # for routes of a user's own only
-    passed = re.findall(r"^    (proxy_set_header .*?;)", shipped, re.M)
-    for one in re.findall(r"^    location = (?:/own|\"/a;b\") \{.*?^    \}", made, re.M | re.S):
-        assert [field for field in passed if field not in one] == [] and of_events in one
-    assert made.count(of_events) == 2
-    assert "    location = /own {\n        #cors#" in made and '    location = "/a;b" {\n' in made
+    assert {path for path, lines in found.items() if of_events in lines} == {"/own", "/a;b", "/get"}
+    batches = {path for path, route in ROUTES.items() if route.batch} | {"/a;b"}
+    assert {path for path, lines in found.items() if f"client_max_body_size {MAX_BATCH};" in lines} == batches
+    gets = {path for path, lines in found.items() if "proxy_method" in lines}
+    assert gets == {"/traccar", "/gpslogger", "/get"}

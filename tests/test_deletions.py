@@ -44,7 +44,8 @@ def stored(home: Path) -> list[tuple[str]]:
         return db.execute("SELECT choice FROM votes").fetchall()
 
 
-@pytest.mark.parametrize("folder", ["", *FOLDERS])
+@pytest.mark.contract
+@pytest.mark.parametrize("folder", ["", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOLDERS)])
 def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder: str, tmp: Path) -> None:
     root, home = checkout_without(folder, tmp / "checkout"), tmp / "home"
     home.mkdir(mode=0o700)

@@ -14,6 +14,7 @@ from proving.harness import ROOT, environment
 from sluice import extension, parsers, settings
 from sluice.parsers import FOREVER
 from sluice.run import configure, up
+from sluice.run.first_screen import who_may
 from support.table_of_cases import check_each_row
 
 TABLE = (ROOT / "docs/protocol/operator.md").read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
@@ -45,7 +46,7 @@ def test_the_default_home_is_var_in_the_current_directory() -> None:
 
 def test_who_may_is_one_line() -> None:
     def line(**env: str) -> str:
-        return configure.who_may(settings.load(env))
+        return who_may(settings.load(env))
 
     assert line() == "this machine and private networks may write, this machine may read"
     keys = line(INGEST_API_KEYS="/k", INGEST_PASSWORDS="/p", INGEST_READ_ALLOW="none")
@@ -211,7 +212,7 @@ def test_any_text_is_a_value_or_one_line_that_names_the_setting(name: str, tmp_p
             s = settings.load({"INGEST_HOME": str(tmp_path / "home"), name: value})
             up.check_paths(s)
             up.check_modules(s)
-            up.check_access(s)
+            configure.secrets(s)
             configure.nginx_configuration(s)
             configure.supervisor_configuration(s)
         except settings.SettingError as error:

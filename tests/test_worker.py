@@ -53,14 +53,14 @@ from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
-from sluice.store import bookkeeping, expiry
-from sluice.store.entries import Entries, PartialDecode
+from sluice.store import bookkeeping, bounds, expiry
+from sluice.store.decoding import Group, decode_claim
 from sluice.store.registry import open_store
 from sluice.store.store import Elsewhere, Store
-from sluice.store.types import NewerTables, Outcome, Unavailable
+from sluice.store.types import Body, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS, load_streams
-from sluice.streams.record import Limits, Reject, Vote
+from sluice.streams.record import Decoded, Limits, Reject
 from sluice.streams.registry import Stream
 from support.operator_verbs import sluice
 from support.store_contract import NOON
@@ -480,9 +480,9 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
             return found
 
     class Store:
-        def persist(self, claim: Claim, entries: Any) -> Outcome:
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             poll(lambda: len(claims(redis)) == 2)
-            assert len(list(entries)) == claim.count
+            assert len(bodies) == claim.count
             return Outcome(claim.count, 0)
 
     ours = program.Worker(Reader(str(redis.socket)), "", STREAMS, LIMITS)
@@ -502,28 +502,23 @@ def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
     assert state.max_bodies == 1
 
 
-def entries_of(claim: Claim, stream: Stream, items: list[bytes], seconds: float = 60.0) -> Entries:
-    return Entries(claim, items, stream, LIMITS, Counts().histogram("decode_seconds votes", SECONDS), seconds)
+def decode(claim: Claim, stream: Stream, *items: bytes, seconds: float = 60.0) -> Group:
+    return decode_claim(claim, items, stream, LIMITS, Counts().histogram("decode_seconds votes", SECONDS), seconds)
 
 
-def test_each_entry_has_the_time_of_the_last_mark_before_its_body() -> None:
+def test_each_body_has_the_time_of_the_last_mark_before_it() -> None:
     marked = Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600), (8, 800), (9, 900)])
-    entries = entries_of(marked, STREAMS["votes"], [vote(n) for n in range(4)])
-    assert [(seq, received) for seq, received, _, _ in entries] == [(7, 600), (8, 800), (9, 900), (10, 900)]
+    group = decode(marked, STREAMS["votes"], *(vote(n) for n in range(4)))
+    assert [(body.seq, body.received) for body in group.bodies] == [(7, 600), (8, 800), (9, 900), (10, 900)]
 
 
-def test_a_body_whose_decoder_raises_after_a_record_is_not_stored_in_part() -> None:
-    def decode(body: bytes, limits: Limits) -> Iterator[Vote]:
-        yield Vote(poll="p", choice="a")
+def test_a_body_whose_decoder_raises_is_buried() -> None:
+    def broken(body: bytes, limits: Limits) -> Decoded:
         raise ValueError("the second record")
 
     claim = Claim("votes", "epoch:1:1", 1, 1, 0, [(1, 1)])
-    entries = entries_of(claim, STREAMS["votes"]._replace(decode=decode), [b"x"])
-    with pytest.raises(PartialDecode):
-        list(entries)
-    entries.buffered = True
-    ((_, _, _, result),) = entries
-    assert isinstance(result, Reject) and result.reason == "the decoder failed: ValueError"
+    (body,) = decode(claim, STREAMS["votes"]._replace(decode=broken), b"x").bodies
+    assert body.rejects == (Reject(b"x", "the decoder failed: ValueError", True),) and not body.records
 
 
 def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Server) -> None:
@@ -533,8 +528,8 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
         db = None
         elsewhere = Elsewhere()
 
-        def persist(self, claim: Claim, entries: Any) -> Outcome:
-            stored.append(len(list(entries)))
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
+            stored.append(len(bodies))
             if len(stored) == 1:
                 ours.stop()
             return Outcome(claim.count, 0)
@@ -550,26 +545,62 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
     assert claims(redis) == {}
 
 
-def test_the_records_of_a_body_are_stored_one_by_one_while_it_is_decoded(redis: Server) -> None:
-    seen: list[str] = []
+def test_a_body_is_decoded_once_and_before_the_transaction_begins(redis: Server, tmp: Path) -> None:
+    """Whatever is odd in it, and though the database rejects one of its rows."""
+    url = f"sqlite:///{tmp}/ingest.db"
+    with contextlib.closing(open_store(url, STREAMS)) as store, store.transaction() as db:
+        sql = "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '3' BEGIN SELECT RAISE(ABORT, 'no'); END"
+        store.run(db, sql)
+    seen: list[tuple[bytes, bool]] = []
 
-    def decode(body: bytes, limits: Limits) -> Iterator[Vote]:
-        for choice in "ab":
-            seen.append(f"decoded {choice}")
-            yield Vote(poll="p", choice=choice)
+    def counted(item: bytes, limits: Limits) -> Decoded:
+        seen.append((item, bool(ours.store and ours.store.db and ours.store.db.in_transaction)))
+        return STREAMS["votes"].decode(item, limits)
 
-    class Store:
-        def persist(self, claim: Claim, entries: Any) -> Outcome:
-            for _, _, _, record in entries:
-                seen.append(f"stored {record.choice}")
-            return Outcome(claim.count, 0)
+    ours = program.Worker(Outlet(str(redis.socket)), url, {"votes": STREAMS["votes"]._replace(decode=counted)}, LIMITS)
+    bodies = [b"bad\n" + b"\n".join(map(vote, range(9))), vote(9), vote(9), b'{"poll":NaN}']
+    raw(redis).rpush("ingest:{votes}", *bodies)
+    ours.run(burst=True)
+    assert seen == [(body, False) for body in bodies]
+    assert sorted(choices(tmp)) == sorted([*"01245678", "9", "9"])
+    with contextlib.closing(open_store(url, STREAMS)) as store:
+        assert [letter.seq for letter in store.letters()] == [1, 1, 4]
 
-    streams = {"votes": STREAMS["votes"]._replace(decode=decode)}
-    ours = program.Worker(Outlet(str(redis.socket)), "", streams, LIMITS)
-    ours.store = Store()  # type: ignore[assignment]
-    push(redis, "any")
-    ours.step(ours.states[0])
-    assert seen == ["decoded a", "stored a", "decoded b", "stored b"]
+
+def test_a_body_is_buried_while_a_worker_decodes_it(redis: Server, tmp: Path) -> None:
+    decoding, buried = threading.Event(), threading.Event()
+
+    def slow(item: bytes, limits: Limits) -> Decoded:
+        decoding.set()
+        assert buried.wait(PATIENCE)
+        return STREAMS["votes"].decode(item, limits)
+
+    url = f"sqlite:///{tmp}/ingest.db"
+    ours = program.Worker(Outlet(str(redis.socket)), url, {"votes": STREAMS["votes"]._replace(decode=slow)}, LIMITS)
+    push(redis, "a")
+    thread = threading.Thread(target=ours.run, args=(True,))
+    thread.start()
+    assert decoding.wait(PATIENCE)
+    try:
+        assert sluice(tmp, "bury", "votes", "--yes")[:2] == (0, "votes: 1 bodies buried\n")
+    finally:
+        buried.set()
+        thread.join()
+    with contextlib.closing(open_store(url, STREAMS)) as store:
+        assert [letter.reason for letter in store.letters()] == ["buried by the operator"]
+    assert choices(tmp) == [] and claims(redis) == {}
+
+
+def test_a_claim_of_large_bodies_is_stored_in_groups(redis: Server, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "HELD_BYTES", 3 * 10 * bounds.RECORD_BYTES)
+    url = f"sqlite:///{tmp}/ingest.db"
+    ours = program.Worker(Outlet(str(redis.socket)), url, {"votes": STREAMS["votes"]}, LIMITS)
+    raw(redis).rpush("ingest:{votes}", *(b"\n".join(map(vote, range(10))) for _ in range(7)))
+    ours.run(burst=True)
+    assert len(choices(tmp)) == 70
+    with database(tmp / "ingest.db") as db:
+        sizes = [bodies for (bodies,) in db.execute("SELECT bodies FROM batches ORDER BY id")]
+    assert sum(sizes) == 7 and max(sizes) <= 3
 
 
 def test_a_claim_that_is_already_in_the_store_is_only_settled(tmp: Path, redis: Server) -> None:
@@ -735,10 +766,13 @@ def test_a_stream_with_a_broken_table_does_not_delay_the_others(tmp: Path, redis
 
 
 def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_as_large(redis: Server) -> None:
-    answers: list[Outcome | None] = [None, Outcome(100, 0), Outcome(200, 0), None]
+    answers: list[Outcome | None] = [Outcome(100, 0), Outcome(200, 0), None, Outcome(1, 0), None]
 
     class Store:
-        def persist(self, claim: Claim, entries: Any) -> Outcome:
+        def transaction(self, read: bool) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             if answer := answers.pop(0):
                 return answer
             raise Unavailable("locked")
@@ -754,7 +788,7 @@ def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_
         state.retry_at = 0.0
         ours.step(state)
         sizes.append(state.max_bodies)
-    assert sizes == [100, 200, 400, 400]
+    assert sizes == [200, 400, 400, program.FIRST_BODIES, program.FIRST_BODIES]  # after a failure, a body alone
     assert state.backoff == program.BACKOFF_SECONDS[0]
     assert state.errors.n == 2
     assert 0 < state.persisted.sum < 60
@@ -823,7 +857,7 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
         db = None
         elsewhere = Elsewhere()
 
-        def persist(self, claim: Claim, entries: Any) -> Outcome:
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             if claim.stream == "votes" and len(caplog.records) < 3:
                 raise ZeroDivisionError
             stored.append(claim.stream)
@@ -927,7 +961,7 @@ def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Se
         db = None
         elsewhere = Elsewhere()
 
-        def persist(self, claim: Claim, entries: Any) -> Outcome:
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             turns.append("persist")
             raise Unavailable("locked")
 

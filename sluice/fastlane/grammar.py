@@ -1,5 +1,33 @@
-"""Recognises plain requests: HTTP/1.1, a strict head; POST with exactly one Content-Length, GET without. Declines all
-others.
+"""Recognises plain requests, and declines all others.
+
+A second parser of HTTP is a risk: where two parsers of one connection differ, one request can be smuggled in the body
+of another. So this one never repairs and never guesses. Either a head matches the grammar below, and then gunicorn
+would make the same environ of it (tests/fastlane/test_grammar.py compares), or it is declined, and gunicorn's parser
+gets all of its bytes, as if this one did not exist. The names are those of RFC 9110 and 9112:
+
+    head    = line CRLF 1*(field CRLF) CRLF                 at most `max_head` bytes, `max_fields` fields
+    line    = ("POST" / "GET") SP path ["?" query] SP "HTTP/1.1"
+    path    = *("/" 1*(ALPHA / DIGIT / "." / "_" / "~" / "-")) ["/"]
+    query   = *(%x21-22 / %x24-7E)                          printable ASCII without SP and "#"
+    field   = token ":" *(HTAB / %x20-7E / %x80-FF)         no "_" in the token, no name twice
+
+with one Host, one Content-Length of up to ten digits in a POST and none in a GET, a Connection that is "close" or
+"keep-alive" if there is one, and none of DECLINED. What is left out needs a decision that the standards leave open, or
+that servers take differently: an encoded path (%2F), one that begins with "//" and may be an authority, the absolute
+form, chunks, trailers, repeated and folded fields, bare CR or LF, HTTP/1.0.
+
+Most heads are never parsed. A sender repeats its head, and behind nginx senders' heads are equal, so the lane keeps
+what it made of one, in four steps that each cost more than the one before (`parse`):
+
+1. the same bytes: a look into a dictionary, by the caller;
+2. the same bytes but for the query of a GET, or the Idempotency-Key of a POST: the value is checked and replaced;
+3. the same shape (`shape`): the line without its query, and per field its name, with its value only if that decides
+   something: DECIDING, or what is not a plain Content-Length. Other values are checked to be printable, and those that
+   the application wants go into the environ;
+4. a new shape: the grammar above, once (`parse_new`).
+
+A head goes into the dictionary when it comes for the second time: one with an id of its own comes once. Keys of the
+steps cannot be confused: those of 2 and 3 lack a CRLF that each head has.
 """
 
 from __future__ import annotations
@@ -25,10 +53,8 @@ DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONT
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
-# The cache of a listener, of three kinds of keys. A head that came twice is there with an environ of its own; one that
-# came once is there with None; so is the head of a GET without its query, and of a POST without its Idempotency-Key.
-# The shape of a head is what decides how it is parsed (`Grammar.shape`). The environ of the last two kinds has the
-# values of the request that came last
+# The cache of a listener. A head that came twice is there with an environ of its own; one that came once is there with
+# None. The environs of the keys of steps 2 and 3 have the values of the request that came last
 Heads = dict[bytes, Optional[ParsedHead]]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])

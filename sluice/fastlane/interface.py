@@ -11,7 +11,6 @@ an answer's headers       the list is rendered once and recognised by its identi
                           Without Content-Length, the lane adds the length of each body
 an answer's waits         whether it may raise Later while it is iterated; only to a GET. What its client has sent
                           behind the request takes the slow lane. Default: False
-an answer's heavy         whether it is large. It may then wait for slow clients, and for light answers. Default: False
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Any, Union
 
@@ -49,9 +49,6 @@ MAX_TURN_BYTES = 2 << 20  # read, after which a turn commits: limits the memory 
 # Of incomplete bodies that are read at a time; the others wait in the kernel. 64 bodies of 1 MiB at once would
 # take 145 MB without this limit, and take 52 MB with it
 MAX_ADMITTED_BYTES = 4 << 20
-# Of an answer that are not sent at once, from which the next ones wait for it: 300 feeds of 670 kB at once would take
-# 180 MB. In all, a turn waits for so long; then other answers are made until so much is not sent
-PACED_BYTES, PATIENCE_SECONDS, UNSENT_BYTES = 128 << 10, 0.5, 24 << 20
 GRACE_FRACTION = 0.75  # of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
@@ -120,9 +117,6 @@ class FastLane(SlowLane):
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane
         self.pending: list[Pending] = []
         self.size = 0  # bytes read since the last commit
-        self.patience = PATIENCE_SECONDS  # that are left of this turn
-        # those that have not taken a large answer in this time -> bytes left of it at the last look; -1: there was none
-        self.slow_readers: dict[Connection, int] = {}
         self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
         self.waiting: deque[Connection] = deque()  # those in state WAITING; some may have left it
         self.declined: list[Connection] = []  # for the slow lane at the end of this turn
@@ -162,8 +156,7 @@ class FastLane(SlowLane):
                 os.kill(self.ppid, signal.SIGHUP)  # it starts another process, and only then ends this one
             self.wait(1.0)
             try:
-                self.tick()
-                self.drop_stuck()
+                self.each_second()
             except Exception:
                 self.log.exception("Error in the application's tick")
         for fd in self.listeners:
@@ -297,7 +290,6 @@ class FastLane(SlowLane):
             del self.connections[conn.fd]
             self.poller.unregister(conn.fd)
             self.release(conn)
-            self.slow_readers.pop(conn, None)
 
     def drop(self, conn: Connection) -> None:
         """Close a connection."""
@@ -406,23 +398,19 @@ class FastLane(SlowLane):
         raise NotImplementedError("the fast lane has no write(): return the body's chunks")
 
     def flush(self) -> None:
-        """Iterate the pending answers, the first of which commits for all, and send each.
-
-        Heavy ones that have no room stay pending, until slow readers have taken theirs.
-        """
+        """Answer all that is pending."""
         pending, self.pending, self.size = self.pending, [], 0
-        self.patience = PATIENCE_SECONDS
         if not self.alive:
             pending = self.answers.closing(pending)
+        self.nr += len(pending)
+        self.answer(pending)
+
+    def answer(self, pending: Iterable[Pending]) -> None:
+        """Iterate the answers, the first of which commits for all, and send each."""
         begun = time.monotonic()
         rendered, render, logged = self.answers.rendered, self.answers.render, self.answers.logged
-        kept = set[Connection]()  # clients of answers that stay pending
         for item in pending:
             conn, answer, started, keep_alive, environ = item
-            if self.slow_readers and self.is_full() and (conn in kept or getattr(answer, "heavy", False)):
-                kept.add(conn)
-                self.pending.append(item)
-                continue
             self.started = started
             try:
                 try:
@@ -455,20 +443,9 @@ class FastLane(SlowLane):
             self.send(conn, data, keep_alive)
             if logged:
                 self.answers.log_access(status, headers, body, environ, time.monotonic() - begun)
-        self.nr += len(pending) - len(self.pending)
 
-    def is_full(self) -> bool:
-        """Whether there is no room for further heavy answers."""
-        return sum(len(conn.out) for conn in self.slow_readers) > UNSENT_BYTES
-
-    def drop_stuck(self) -> None:
-        """Close slow readers that have taken nothing since the last call, if others wait: nginx takes what it can."""
-        for conn, left in [*self.slow_readers.items()]:
-            if self.pending and left == len(conn.out):
-                self.drop(conn)
-            else:
-                self.slow_readers[conn] = len(conn.out)
-        self.finish()
+    def each_second(self) -> None:
+        self.tick()
 
     def hold(self, item: Pending, later: Later) -> None:
         """An answer is not ready: the slow lane serves its request, and then what its client has sent behind it."""
@@ -498,24 +475,13 @@ class FastLane(SlowLane):
             return
         if sent < len(data):
             conn.out = bytearray(data[sent:])
-            self.watch(conn)
-            if len(conn.out) > PACED_BYTES:
-                self.pace(conn)
+            self.wait_for_reader(conn)
         elif not keep_alive:
             self.drop(conn)
 
-    def pace(self, conn: Connection) -> None:
-        """Let nginx take the rest of a large answer, which it buffers, before others take memory too."""
-        writable = select.poll()
-        writable.register(conn.fd, select.POLLOUT)
-        while conn.out and conn.state != LEFT:
-            began = time.monotonic()
-            ready = writable.poll(1000 * self.patience)
-            self.patience = max(0.0, self.patience - (time.monotonic() - began))
-            if not ready:
-                self.slow_readers[conn] = -1
-                return
-            self.resume(conn)
+    def wait_for_reader(self, conn: Connection) -> None:
+        """A client has not taken all of its answer."""
+        self.watch(conn)
 
     def resume(self, conn: Connection) -> None:
         """Send more of `out`; then continue as the state says."""
@@ -529,7 +495,6 @@ class FastLane(SlowLane):
         del conn.out[:sent]
         if conn.out:
             return
-        self.slow_readers.pop(conn, None)
         if conn.state == CLOSING:
             self.drop(conn)
         elif conn.state == DECLINED:

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import chain
 from typing import Any
 
+from sluice import registry
 from sluice.base.counters import Counter
-from sluice.http import replies
-from sluice.http.request import read
+from sluice.http import replies, request
 from sluice.http.routes import JSON, Reply, Route
+from sluice.settings import SettingError, Settings
+
+
+def kept_field(name: str) -> tuple[str, str]:
+    """A header field of kept heads: its name in environ, and the beginning of its line."""
+    return request.variable(name), f"\r\n{name}: "
 
 
 class Endpoint:
-    """A route at its path. max_body: bytes. in_json: which encoding it is for, if its answers have the encoding of
-    their request.
+    """A route at its path.
+
+    max_body: bytes. in_json: which encoding it is for, if its answers have the encoding of their request.
+    keeps_head: its items are messages. keeps_fields: with all fields of the request.
+    kept: the fields, else; see `kept_field`.
+
+    A contribution may set: read, which makes the item of a request (`request.read`); answer, which makes a reply that
+    depends on the request of an environ and an item, or returns None; methods: what answers other methods than POST, or
+    returns None.
     """
 
     __slots__ = (
         "acknowledged",
+        "answer",
         "empty",
         "in_json",
-        "keep_head",
+        "keeps_fields",
+        "keeps_head",
+        "kept",
         "max_body",
+        "methods",
         "path",
         "read",
         "replies",
@@ -31,17 +50,37 @@ class Endpoint:
     )
 
     def __init__(
-        self, path: str, route: Route, counter: Callable[[str], Counter], max_body: int, in_json: bool | None = None
+        self,
+        path: str,
+        route: Route,
+        counter: Callable[[str], Counter],
+        max_body: int,
+        fields: Sequence[str] = (),
+        in_json: bool | None = None,
     ) -> None:
-        self.path, self.max_body, self.in_json = path, max_body, in_json
-        self.stream, reply, self.keep_head, json_reply, _, _, empty = route
-        self.empty = empty or json_reply is not None
-        # Of a signed route, the gateway sets another one
-        self.read: Callable[[dict[str, Any], bool, int], bytes] = read
-        self.reply = json_reply if in_json and json_reply else reply
+        """fields: that a kept head has beside those of all routes."""
+        self.path, self.max_body, self.in_json, self.stream = path, max_body, in_json, route.stream
+        self.keeps_fields = route.keep_head or bool(route.signed)
+        self.keeps_head = self.keeps_fields or route.fields is not None
+        names = dict.fromkeys((*request.PASSED, *fields, *(route.fields or ()), "Sluice-Sender"))
+        self.kept = list(map(kept_field, names))
+        self.empty = route.empty or route.json is not None
+        self.read: Callable[[dict[str, Any], Endpoint], bytes] = request.read
+        self.answer: Callable[[dict[str, Any], bytes], Reply | None] | None = None
+        self.methods: dict[str, Callable[[dict[str, Any]], Reply | None]] = {}
+        self.reply = route.json if in_json and route.json else route.reply
         self.replies = self.reply, replies.closing(self.reply)
         # Own counter: incrementing an attribute takes 20 ns, a dict's value 60 to 140
         self.acknowledged = counter(f"answered {self.reply.status[:3]} {path}")
+
+    def answering(self, environ: dict[str, Any], item: bytes) -> Endpoint:
+        """The endpoint with the answer to this request."""
+        reply = self.answer(environ, item) if self.answer else None
+        if reply is None:
+            return self
+        answering = copy(self)
+        answering.reply = reply
+        return answering
 
     def error(self, reply: Reply) -> Reply:
         """An error in the form that this path's clients expect."""
@@ -54,24 +93,55 @@ class Endpoints:
     """All endpoints. plain: those that the path alone names."""
 
     def __init__(
-        self, routes: Mapping[str, Route], counter: Callable[[str], Counter], max_body: int, max_batch: int
+        self,
+        routes: Mapping[str, Route],
+        counter: Callable[[str], Counter],
+        max_body: int,
+        max_batch: int,
+        fields: Sequence[str] = (),
     ) -> None:
-        """counter: name -> a counter of the gateway. max_body, max_batch: bytes."""
+        """counter: name -> a counter of the gateway. max_body, max_batch: bytes. fields: see `Endpoint`."""
         self.plain: dict[str, Endpoint] = {}
         self.rpc: dict[str, list[Endpoint]] = {}
         for path, route in routes.items():
             most = max_batch if route.batch else max_body
             if route.json:
-                self.rpc[path] = [Endpoint(path, route, counter, most, in_json) for in_json in (False, True)]
+                self.rpc[path] = [Endpoint(path, route, counter, most, fields, in_json) for in_json in (False, True)]
             else:
-                self.plain[path] = Endpoint(path, route, counter, most)
+                self.plain[path] = Endpoint(path, route, counter, most, fields)
 
     def __iter__(self) -> Iterator[Endpoint]:
         return chain(self.plain.values(), *self.rpc.values())
 
-    def by_encoding(self, environ: Mapping[str, Any]) -> Endpoint | None:
-        """The endpoint at a path that is not in `plain`; None: there is none."""
-        if environ["PATH_INFO"] not in self.rpc:
-            return None
-        in_json: bool = environ.get("CONTENT_TYPE", "").lower().startswith(JSON)
-        return self.rpc[environ["PATH_INFO"]][in_json]
+    def find(self, environ: Mapping[str, Any]) -> Endpoint | None:
+        """The endpoint of a request; None: there is none."""
+        path = without_slashes(environ["PATH_INFO"])
+        if path in self.rpc:
+            in_json: bool = environ.get("CONTENT_TYPE", "").lower().startswith(JSON)
+            return self.rpc[path][in_json]
+        return self.plain.get(path)
+
+    def wanted(self) -> set[str]:
+        """The names in environ of the header fields that are looked at."""
+        return {key for endpoint in self for key, _ in endpoint.kept}
+
+
+def load_endpoints(routes: Mapping[str, Route], s: Settings, counter: Callable[[str], Counter]) -> Endpoints:
+    """The endpoints with what contributions give them.
+
+    Raises: SettingError if a route is signed and nothing checks it, or if a contribution finds something invalid.
+    """
+    endpoints = Endpoints(routes, counter, s.max_body, s.max_batch, registry.passed_fields())
+    for extend in registry.hooks("gateway"):
+        extend(routes, endpoints)
+    for path, route in routes.items():
+        if route.signed and endpoints.plain[path].read is request.read:
+            raise SettingError(f"INGEST_ROUTES: nothing here checks the signatures of {path}.")
+    return endpoints
+
+
+def without_slashes(path: str) -> str:
+    """A path without repeated slashes, where nginx does not see them, either: many senders join a base URL that ends
+    with a slash, and a path.
+    """
+    return re.sub("/+", "/", path) if "//" in path else path

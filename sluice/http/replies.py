@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from sluice.http.routes import JSON, PROTOBUF, Reply, reply
 
@@ -24,7 +22,6 @@ def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
 NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
 POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
-WEBHOOK_ORIGIN = re.compile(r"[\w.*-]{1,255}", re.ASCII)  # the name of a system in the DNS, or *
 NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
 CODED = problem("501 Not Implemented", "The only supported transfer coding is chunked; the request had no effect.")
 CUT_OFF = problem("400 Bad Request", "The body is shorter than its Content-Length; the request had no effect.")
@@ -88,14 +85,3 @@ def closing(given: Reply) -> Reply:
         return given
     more = ("X-Accel-Redirect", f"@sluice_{code}"), ("Sluice-Body", text)
     return reply(status, b"", dict(headers).get("Content-Type", ""), *more)
-
-
-def not_posted(environ: Mapping[str, Any]) -> Reply:
-    """The answer to another method than POST: 405, but a sender of CloudEvents that asks whether it may post here gets
-    the permission ("HTTP 1.1 Web Hooks for Event Delivery", 4). It is none to pass an access control.
-    """
-    origin: str = environ.get("HTTP_WEBHOOK_REQUEST_ORIGIN", "")
-    if environ["REQUEST_METHOD"] != "OPTIONS" or not WEBHOOK_ORIGIN.fullmatch(origin):
-        return POST_ONLY
-    headers = ("Allow", "POST"), ("WebHook-Allowed-Origin", origin), ("WebHook-Allowed-Rate", "*")
-    return reply("200 OK", b"{}", JSON, *headers)

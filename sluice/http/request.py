@@ -1,24 +1,42 @@
-"""Makes the list item of a WSGI request, for the gateway: its body, or the whole HTTP message.
+"""Makes the list item of a WSGI request, for the gateway: its body, or an HTTP message.
 
-The decoder must see the path that chose the route, so the head has PATH_INFO: no other form of the target is looked at.
-No body can pass for a whole message: one that looks like it is kept as a whole message, too. A request that has a key
-is kept whole: the worker looks there for the key. So is one with a query string beside its body, which may name the
-device, and a form with spaces. A body of a named API key has at least a head that says its name. Nothing is looked up
-here.
+A message has the request line and the fields of `PASSED` and of the route, or all fields if the route keeps the head,
+but never credentials. The decoder must see the path that chose the route, so the line has that path: no other form of
+the target is looked at. No body can pass for a message: one that looks like it is kept as a message, too. A request
+that has a key is kept as one: the worker looks there for the key. So is one with a query string beside its body, which
+may name the device, and a form with spaces. A body of a named API key has at least a head that says its name. Nothing
+is looked up here.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
+if TYPE_CHECKING:
+    from sluice.http.endpoints import Endpoint
+
 # The fields with a key of the request, in the order in which they count
 KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id", b"x-amz-firehose-request-id")
-# The field in which nginx puts the name of the API key; it takes away one that a client sends (nginx/sluice.conf)
+# What nginx passes on every path, and a kept head has
+PASSED = (
+    "Content-Type", "Content-Encoding", "Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", "ce-source",
+)  # fmt: skip
+# The field in which nginx puts the name of the API key; it takes away one that a client sends
 SENDER, SENT_BY = "HTTP_SLUICE_SENDER", b"\r\nSluice-Sender: "
-FIELDS = frozenset(f"HTTP_{name.decode().upper().replace('-', '_')}" for name in KEYED) | {SENDER}  # of `examine`
+# No head that is kept has these, and nginx passes none on: the list would store them
+CREDENTIALS = (
+    "Authorization", "Proxy-Authorization", "Cookie", "X-API-Key", "DD-API-KEY", "X-Amz-Firehose-Access-Key",
+)  # fmt: skip
+# Fields of a whole head that are taken away: credentials, and what describes how the body came
+LEFT_OUT = re.compile(
+    rb"^(?:%b|Transfer-Encoding):.*\r\n" % "|".join(CREDENTIALS).encode(), re.IGNORECASE | re.MULTILINE
+)
+NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, "Transfer-Encoding")}
+MAX_KEPT_HEADS = 1024  # 1 kB each
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
 SNAPPY = "snappy", "x-snappy-framed"
 ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
@@ -34,27 +52,28 @@ BARE = re.compile(r"[!#-+\--~]+")
 MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
-COUNTED = "io.prometheus.write.v2.Request"  # in a Content-Type; see sluice/http/written.py
-DELIVERED = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"  # see sluice/http/own.py
 # see `plainness`
 PLAIN, BODY_ONLY, KEY_AND_BODY, SENDER_AND_BODY = "plain", "body only", "key and body", "sender and body"
-START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of a whole HTTP message, its path and query
-
+START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of an HTTP message, its path and query
 
 sender_heads: dict[str, bytes] = {}  # by name; functools.cache takes 0.2 µs on PyPy
+kept_heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the route
 
 
-class OwnAnswer(Exception):
-    """Raised with keep_head: the answer to this request depends on it."""
+def variable(name: str) -> str:
+    """The name in environ of a header field."""
+    name = name.upper().replace("-", "_")
+    return name if name == "CONTENT_TYPE" else f"HTTP_{name}"
 
 
-def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
-    """The item for the list: the body, or the query string if the body is empty; the whole message with keep_head, if
-    the request has a key or a query string, or if the body looks like a message or is a form with spaces.
+def read(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
+    """The item for the list: the body, or the query string if the body is empty; a message if the endpoint keeps heads,
+    if the request has a key or a query string, or if the body looks like a message or is a form with spaces.
 
-    max_body: bytes. Raises: Rejected, OwnAnswer.
+    Raises: Rejected.
     """
     plain = environ.get("fastlane.plain")
+    keep_head, max_body = endpoint.keeps_head, endpoint.max_body
     if plain is BODY_ONLY or plain is KEY_AND_BODY or plain is SENDER_AND_BODY:  # most need nothing of what follows
         if plain is KEY_AND_BODY:
             keep_head = is_keyed(environ)
@@ -64,52 +83,47 @@ def read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
         if plain is SENDER_AND_BODY:
             name = environ[SENDER]
             return (sender_heads.get(name) or sender_head(name)) + body
-        return head(environ) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
-    if not plain:
-        keep_head = examine(environ, keep_head)
-    elif "HTTP_IDEMPOTENCY_KEY" in environ:
-        keep_head = is_keyed(environ)
-    elif SENDER in environ:
-        keep_head = True
+    else:
+        if not plain:
+            keep_head = examine(environ, keep_head)
+        elif "HTTP_IDEMPOTENCY_KEY" in environ:
+            keep_head = is_keyed(environ)
+        elif SENDER in environ:
+            keep_head = True
+        body = read_body(environ, max_body)
+        if not body:
+            query: str = environ.get("QUERY_STRING", "")
+            if not query:
+                raise Rejected(EMPTY)
+            if not keep_head:
+                return query.encode("latin-1")
+        elif not keep_head and (environ.get("QUERY_STRING") or is_spaced_form(environ, body)):
+            keep_head = True
+    return head(environ, endpoint) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
+
+
+def read_body(environ: dict[str, Any], max_body: int) -> bytes:
+    """The body, which may be empty. max_body: bytes. Raises: Rejected."""
     length = environ.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in environ or not length.isdecimal():
         if not environ.get("wsgi.input_terminated") or "CONTENT_LENGTH" in environ:
             raise Rejected(NO_LENGTH)
         if environ["HTTP_TRANSFER_ENCODING"].strip().lower() != "chunked":
             raise Rejected(CODED)
-        body = environ["wsgi.input"].read(max_body + 1)
+        body: bytes = environ["wsgi.input"].read(max_body + 1)
         if len(body) > max_body:
             raise Rejected(too_large(max_body))
-    else:
-        try:
-            size = int(length)
-        except ValueError:  # thousands of digits
-            raise Rejected(too_large(max_body)) from None
-        if size > max_body:
-            raise Rejected(too_large(max_body))
-        body = environ["wsgi.input"].read(size)
-        if len(body) != size:
-            raise Rejected(CUT_OFF)
-    if not body:
-        query: str = environ.get("QUERY_STRING", "")
-        if not query:
-            raise Rejected(EMPTY)
-        if not keep_head:
-            return query.encode("latin-1")
-    elif not keep_head and (environ.get("QUERY_STRING") or is_spaced_form(environ, body)):
-        keep_head = True
-    return head(environ) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
-
-
-def without_slashes(environ: dict[str, Any]) -> dict[str, Any] | None:
-    """The request without repeated slashes in its path, where nginx does not see them, either: many senders join a base
-    URL that ends with a slash, and a path. None: it has none.
-    """
-    if "//" not in environ["PATH_INFO"]:
-        return None
-    same = {**environ, "PATH_INFO": re.sub("/+", "/", environ["PATH_INFO"])}
-    same.pop("fastlane.head", None)  # the decoder finds itself by the path in the head
-    return same
+        return body
+    try:
+        size = int(length)
+    except ValueError:  # thousands of digits
+        raise Rejected(too_large(max_body)) from None
+    if size > max_body:
+        raise Rejected(too_large(max_body))
+    body = environ["wsgi.input"].read(size)
+    if len(body) != size:
+        raise Rejected(CUT_OFF)
+    return body
 
 
 def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
@@ -120,9 +134,9 @@ def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
 
 
 def examine(environ: dict[str, Any], keep_head: bool) -> bool:
-    """Whether the whole message is kept: also one that has a key, or a body that only its head explains.
+    """Whether the message is kept: also one that has a key, or a body that only its head explains.
 
-    Raises: Rejected if the head is invalid, whatever the body is; OwnAnswer.
+    Raises: Rejected if the head is invalid, whatever the body is.
     """
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
     is_encoded = ENCODINGS.get(encoding, False)
@@ -132,20 +146,17 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
             raise Rejected(UNSUPPORTED)
         is_encoded = any(ENCODINGS[coding] for coding in listed)
     content_type: str = environ.get("CONTENT_TYPE", "")
-    keep_head = (
+    return (
         is_keyed(environ)
         or keep_head
         or SENDER in environ
         or "HTTP_WEBHOOK_ID" in environ
         or "HTTP_X_GITHUB_DELIVERY" in environ
         or "HTTP_CE_ID" in environ
-        or DELIVERED in environ
+        or "HTTP_X_AMZ_FIREHOSE_REQUEST_ID" in environ
         or is_encoded
         or content_type.lower().startswith(MULTIPART)
     )
-    if COUNTED in content_type or DELIVERED in environ:
-        raise OwnAnswer(keep_head)
-    return keep_head
 
 
 def is_keyed(environ: dict[str, Any]) -> bool:
@@ -174,7 +185,7 @@ def plainness(environ: dict[str, Any], has_query: bool, keep_head: bool) -> str:
     try:
         if examine(others, keep_head) != keep_head:
             return ""
-    except (Rejected, OwnAnswer):
+    except Rejected:
         return ""
     if has_query or environ.get("CONTENT_TYPE", "").lower().startswith(FORM):
         return PLAIN
@@ -192,22 +203,39 @@ def idempotency_key(value: str) -> str:
     return key if len(key) <= KEY_CHARACTERS else ""
 
 
-def head(environ: dict[str, Any]) -> bytes:
-    """The head: as received if the server has it (`fastlane.head`), else rebuilt with the same fields, from the decoded
-    path and the query.
-    """
+def head(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
+    """The head of the item."""
     received: bytes | None = environ.get("fastlane.head")
-    if received is not None:
-        return received
+    if received is None:
+        return make_head(environ, endpoint, None)
+    kept = kept_heads.get(received)
+    if kept is None:
+        kept = make_head(environ, endpoint, received)
+        if "HTTP_IDEMPOTENCY_KEY" not in environ:  # such a head comes once
+            if len(kept_heads) >= MAX_KEPT_HEADS:
+                kept_heads.clear()
+            kept_heads[received] = kept
+    return kept
+
+
+def make_head(environ: dict[str, Any], endpoint: Endpoint, received: bytes | None) -> bytes:
+    """The same. received: the head as the server got it; None: the server does not tell."""
     query = environ.get("QUERY_STRING")
-    lines = [f"POST {environ['PATH_INFO']}{'?' + query if query else ''} HTTP/1.1"]
-    for name in "CONTENT_TYPE", "CONTENT_LENGTH":
-        if environ.get(name):
-            lines.append(f"{name.replace('_', '-').title()}: {environ[name]}")
-    for name, value in environ.items():
-        if name.startswith("HTTP_") and name != "HTTP_TRANSFER_ENCODING":
-            lines.append(f"{name[5:].replace('_', '-').title()}: {value}")
-    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+    line = f"POST {endpoint.path}?{query} HTTP/1.1" if query else f"POST {endpoint.path} HTTP/1.1"
+    if endpoint.keeps_fields and received is not None:
+        return line.encode("latin-1") + b"\r\n" + LEFT_OUT.sub(b"", received.partition(b"\r\n")[2])
+    kept: Iterable[tuple[str, str]] = endpoint.kept
+    if endpoint.keeps_fields:
+        kept = [
+            (key, f"\r\n{key.removeprefix('HTTP_').replace('_', '-').title()}: ") for key in environ if is_kept(key)
+        ]
+    fields = [begin + environ[key] for key, begin in kept if key in environ and environ[key]]
+    return f"{line}{''.join(fields)}\r\n\r\n".encode("latin-1")
+
+
+def is_kept(key: str) -> bool:
+    """Whether a whole head has the field with this name in environ."""
+    return key.startswith(("HTTP_", "CONTENT_")) and key not in NOT_KEPT
 
 
 def sender_head(name: str) -> bytes:

@@ -29,13 +29,16 @@ class Route(NamedTuple):
 
     stream: the name of the list and of the worker's decoder.
     reply: the 2xx that this path's clients expect once the body is on the list.
-    keep_head: the item is the whole HTTP message, because the decoder needs the target or a field.
+    keep_head: the item is the whole HTTP message, without credentials.
     json: the 2xx for a request in JSON, if answers have the encoding of their request, as OTLP's do. Then `reply` is
         in protobuf, errors are google.rpc.Status, and a request without a body is valid.
     signed: SCHEME:FILE, as in `streams.signature.signed`: the gateway answers 401 unless the body is signed with one of
         the secrets in this file and, if the scheme signs a time, within five minutes. The item is the whole message.
     empty: a request without a body is valid, and is not put on the list.
     batch: its senders collect records, so a body may have `Settings.max_batch` bytes; else `Settings.max_body`.
+    fields: the header fields that its decoder reads, beside those that the gateway reads (`request.PASSED`). The item
+        is an HTTP message with the target and these fields; None: it is the body, where that says all.
+    get: nginx takes a GET as a POST without a body, for trackers that send nothing else.
     """
 
     stream: str
@@ -45,6 +48,8 @@ class Route(NamedTuple):
     signed: str = ""
     batch: bool = False
     empty: bool = False
+    fields: tuple[str, ...] | None = None
+    get: bool = False
 
 
 OK = reply("200 OK", b'{"message":"OK"}')

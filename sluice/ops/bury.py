@@ -2,7 +2,7 @@
 
 For a body that takes too long or ends its workers, before they bury it themselves. It becomes a dead letter, which
 `replay` stores later.
-A body of which a worker is just storing the records is buried once that worker has ended.
+A body that a worker is just decoding is buried at once, and one of which it is storing the records, once that is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.store import Store, retried
-from sluice.store.types import Entry, Outcome, Unavailable
+from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Reject
 
@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     store = open_own(s, streams, elsewhere=open_elsewhere(s, streams))
     deadline = time.monotonic() + PATIENCE_SECONDS
     for claim, received, item in inspector.claimed(name, arguments.seq):
-        entry = claim.first, received, item, Reject(item, REASON, True)
-        buried += persist(store, claim, entry, deadline).letters
+        body = Body(claim.first, received, item, (), (Reject(item, REASON, True),))
+        buried += persist(store, claim, body, deadline).letters
     store.close()
     print(f"{screen.shown(name)}: {buried} bodies buried" + (", the others are stored" if buried < bodies else ""))
     return 0
@@ -68,10 +68,10 @@ def number(text: str) -> str:
     return text
 
 
-def persist(store: Store[Any], claim: Claim, entry: Entry, deadline: float) -> Outcome:
+def persist(store: Store[Any], claim: Claim, body: Body, deadline: float) -> Outcome:
     while True:
         try:
-            return retried(store.persist)(claim, [entry])
+            return retried(store.persist)(claim, [body])
         except Unavailable as error:
             if time.monotonic() > deadline:
                 raise

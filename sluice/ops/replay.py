@@ -28,13 +28,12 @@ from sluice.base import screen
 from sluice.base.screen import shown
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
-from sluice.store.entries import failed
+from sluice.store.decoding import failed
 from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
-from sluice.streams.guard import Decoder
-from sluice.streams.record import Limits, Record, Reject
+from sluice.streams.record import Decoded, Limits, Reject
 
 CHUNK_LETTERS = 200  # per transaction: no worker can write while it runs
 CPU_SECONDS = 30.0  # for one letter
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         limits = registry.limits(s)
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
-            decode = partial(decoded, streams, limits, deadly=deadly(streams, limits, some))
+            decode = partial(decode_letter, streams, limits, deadly=deadly(streams, limits, some))
             while some:
                 done = store.replay(some, decode, dry, limits)
                 some = some[done.seen :]
@@ -88,20 +87,20 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return int(total.dead > 0 or undecodable.total() > 0 or taken > 0)
 
 
-def reader(stream: registry.Stream, letter: DeadLetter) -> Decoder:
+def decoder_of(stream: registry.Stream, letter: DeadLetter) -> registry.Decode:
     return stream.decode if letter.whole else stream.part or stream.decode
 
 
-def decoded(
+def decode_letter(
     streams: dict[str, registry.Stream], limits: Limits, letter: DeadLetter, deadly: Collection[int] = ()
-) -> list[Record | Reject]:
-    """A list, because a decoder may raise after its first records. deadly: the ids of letters that are not decoded."""
+) -> Decoded:
+    """deadly: the ids of letters that are not decoded."""
     if letter.id in deadly:
-        return [Reject(letter.body, DEADLY, True)]
+        return Decoded((), (Reject(letter.body, DEADLY, True),))
     try:
-        return list(reader(streams[letter.stream], letter)(letter.body, limits))
+        return decoder_of(streams[letter.stream], letter)(letter.body, limits)
     except BaseException as error:
-        return [failed(letter.stream, letter.body, error)]
+        return failed(letter.stream, letter.body, error)
 
 
 def deadly(streams: dict[str, registry.Stream], limits: Limits, letters: list[DeadLetter]) -> set[int]:
@@ -143,8 +142,7 @@ def try_each(streams: dict[str, registry.Stream], limits: Limits, letters: list[
         for letter in letters:
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             with contextlib.suppress(BaseException):
-                for _ in reader(streams[letter.stream], letter)(letter.body, limits):
-                    pass
+                decoder_of(streams[letter.stream], letter)(letter.body, limits)
             os.write(done, b".")
     finally:
         os._exit(0)

@@ -6,18 +6,29 @@ bin/up runs this before anything is installed, so it imports only the standard l
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import settings
+from sluice import registry, settings
+from sluice.parsers import ByStream
 
 ROOT = Path(__file__).parents[2]
-GROUP = re.compile(r"^(\w+) = .*# INGEST_", re.MULTILINE)  # of packages for a scheme of INGEST_SPOOL or INGEST_ROWS
+GROUP = re.compile(r"^(\w+) = \[", re.MULTILINE)
+KINDS = "spools", "databases", "destinations"
 
 
 def parts(s: settings.Settings) -> list[str]:
-    schemes = {url.partition(":")[0] for url in (s.spool, *s.rows.values()) if url}
-    groups = GROUP.findall((ROOT / "pyproject.toml").read_text())
-    return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in schemes]
+    found = [entry.extra for url in urls(s) for kind in KINDS if (entry := registry.of_url(kind, url))]
+    groups = GROUP.findall((ROOT / "pyproject.toml").read_text())  # of others, `up` has all that they need
+    return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in found]
+
+
+def urls(s: settings.Settings) -> Iterator[str]:
+    """The texts among the values of all settings."""
+    for value in s.values().values():
+        for each in value.values() if isinstance(value, ByStream) else (value,):
+            if isinstance(each, str):
+                yield each
 
 
 if __name__ == "__main__":

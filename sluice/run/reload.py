@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from sluice import settings
 from sluice.base import screen
-from sluice.run import configure, launch, up
+from sluice.run import configure, launch, programs, up
 from sluice.run.up import Failed
 
 T = TypeVar("T")
@@ -33,15 +33,15 @@ def run(s: settings.Settings, notice: int | None) -> int:
         environ = Path(f"/proc/{gateway}/environ").read_bytes().split(b"\0")
         given = settings.load(dict(os.fsdecode(entry).partition("=")[::2] for entry in environ))
         up.check_modules(given)
-        up.check_access(given)
+        configure.secrets(given)
         if notice is not None:  # the new gateway keeps heads before nginx puts names into them
-            configure.write_keys(given)
+            configure.write_secrets(given)
         upgrade(home, "gateway", gateway)
-        patience = FINISH_SECONDS
+        patience, upgraded = FINISH_SECONDS, programs.upgraded()
         for name in sorted(tag.stem for tag in launch.tags(home)):
-            if name == "reader" and masters(home, name):
+            if name in upgraded and masters(home, name):
                 upgrade(home, name, master(home, name))
-            elif name not in ("redis", "gateway", "nginx", "views", "reader"):
+            elif name not in ("redis", "gateway", "nginx", "views", *upgraded):
                 patience = 0.0 if restart(home, name, patience) else patience
         if notice is not None:
             reload_nginx(home, master(home, "nginx"), notice)

@@ -17,10 +17,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.base import files as files_at
-from sluice.run import configure, up
-from sluice.run.configure import ROOT
+from sluice.run import configure, programs, up
+from sluice.run.first_screen import who_may
+from sluice.run.nginx import ROOT
 from sluice.run.parts import parts
 from sluice.run.up import Failed
 
@@ -29,10 +30,11 @@ USER = "sluice"
 DEFAULTS = Path("/etc/default/sluice")
 UNITS = Path("/etc/systemd/system")
 USERS, FOLDERS = Path("/etc/sysusers.d/sluice.conf"), Path("/etc/tmpfiles.d/sluice.conf")
+CORE = ROOT / "deploy/systemd"
 WANTED = UNITS / "sluice.target.wants"
 BOOTED = Path("/run/systemd/system")  # exists while systemd runs, see sd_booted(3)
-DATABASE_USERS = ("sluice-scale.service", "sluice-follower.service", "sluice-metrics.service", "sluice-page.service")
-VIEWS = ("sluice-views.service", "sluice-follower.service", "sluice-reader.socket", "sluice-reader.service")
+SCRATCH = "sluice-views.service"  # the second Redis
+DATABASE = "ReadWritePaths=/var/lib/sluice"  # in a unit of a contribution that reads the database
 # hidden from a unit by ProtectHome= and PrivateTmp=
 HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
 COMMAND = """\
@@ -67,11 +69,8 @@ def defaults(values: Mapping[str, str]) -> str:
 def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
     """The system's files for Sluice, path -> text. root: the checkout. nginx: whether to configure the system's."""
     network = not s.store.startswith("sqlite:") or not s.has_own_redis
-    remote_rows = any(url and not url.startswith("parquet:") for url in s.rows.values())
     wanted = {
-        "sluice-gateway.service.d/zz-pypy.conf": s.runtime == "pypy",
-        "sluice-reader.service.d/zz-pypy.conf": s.runtime == "pypy",
-        "sluice-worker@.service.d/network.conf": network or remote_rows,
+        "sluice-worker@.service.d/network.conf": network or any(needs(s) for needs in registry.hooks("network")),
         "nginx.service.d/sluice.conf": nginx,
     }
     places = {
@@ -80,14 +79,17 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
         "sysctl.conf": Path("/etc/sysctl.d/60-sluice.conf"),
     }
     texts = {Path("/usr/local/bin/sluice"): COMMAND.format(defaults=DEFAULTS, user=USER, root=root)}
-    for path in sorted((ROOT / "deploy/systemd").rglob("*.*")):
-        name = str(path.relative_to(ROOT / "deploy/systemd"))
-        if path.is_file() and wanted.get(name, True):
-            texts[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
+    users = [] if s.has_own_redis else ["sluice-gateway.service"]  # of the network, beside the workers
+    for folder in (CORE, *programs.unit_folders()):
+        for path in sorted(folder.rglob("*.*")):
+            name = str(path.relative_to(folder))
+            if path.is_file() and wanted.get(name, path.name != "zz-pypy.conf" or s.runtime == "pypy"):
+                texts[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
+                if folder != CORE and DATABASE in path.read_text():
+                    users.append(name)
     if network:
         text = texts[UNITS / "sluice-worker@.service.d/network.conf"]
-        units = DATABASE_USERS if s.has_own_redis else (*DATABASE_USERS, "sluice-gateway.service")
-        texts |= {UNITS / f"{unit}.d/network.conf": text for unit in units}
+        texts |= {UNITS / f"{unit}.d/network.conf": text for unit in users}
     return texts
 
 
@@ -135,11 +137,11 @@ def prepare(values: Mapping[str, str]) -> bool:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """The text of each file of a directory, which belongs to a user who may put a pipe there."""
+    """The text of each file below a directory, which belongs to a user who may put a pipe there."""
     texts = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
-            texts[path.name] = files_at.read(path)
+            texts[str(path)] = files_at.read(path)
     return texts
 
 
@@ -170,12 +172,9 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
             changed = True
 
     units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
-    if s.workers.max > s.workers.min:
-        units.append("sluice-scale.service")
-    if s.views != "off":
-        units += VIEWS
-    elif s.has_scratch_redis:
-        units += VIEWS[:1]  # what the processes count is kept there
+    if s.has_scratch_redis:
+        units.append(SCRATCH)
+    units += [unit for part in programs.declared(s).values() for unit in part.units]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(units):
         run("systemctl", "disable", "--quiet", *["--now"] * BOOTED.is_dir(), *sorted(surplus))
@@ -213,8 +212,7 @@ def main(words: list[str]) -> None:
                 os.setgid(user.pw_gid)
                 os.setuid(user.pw_uid)
             os.umask(0o077)
-            up.check_access(s)
-            configure.write_keys(s)
+            configure.write_secrets(s)
             return
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(values)
@@ -227,7 +225,7 @@ def main(words: list[str]) -> None:
         else:
             start(changed, s)
             print(f"Sluice accepts writes at http://localhost:{s.port}; `sluice status` shows where they are.")
-            print(f"Access: {configure.who_may(s)}.")
+            print(f"Access: {who_may(s)}.")
 
 
 if __name__ == "__main__":

@@ -18,38 +18,23 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import settings
+from sluice import registry, settings
 from sluice.base import screen
+from sluice.base.counters import Counter
 from sluice.base.files import replaceable
-from sluice.contrib import views
-from sluice.contrib.access import keys
-from sluice.contrib.access.signature import PublicKey, load_signed
+from sluice.http.endpoints import load_endpoints
 from sluice.routes import load_routes
 from sluice.run import configure, launch
-from sluice.run.configure import ROOT
+from sluice.run.first_screen import first_screen
+from sluice.run.nginx import ROOT
 
-FIRST_SCREEN = """\
-Sluice takes writes at {url} and stores them in {store}
-
-  try it     {curl} -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
-  access     {who}; INGEST_ALLOW and INGEST_READ_ALLOW change it
-  status     {url}/status
-  stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
-  log files  {home}/log{elsewhere}
-"""
-ELSEWHERE = """
-  {name}      {spool}; bin/up starts none"""
-READ = """
-             {curl} '{short}/votes/tally?poll=cookies'"""
-AS_ROOT = """
-  user       root, and so is every program: better a user of its own, or bin/provision services"""
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
 MIN_FILES = 1024  # supervisord's own `minfds`
 ANNOUNCED_SECONDS = 20.0  # after the start: the first screen, also if no request would be accepted
-# the order in which the programs of a killed bin/up are ended, after all others: a worker may have a batch to finish,
-# and writes are accepted until the others end
-ORDER = ("worker", "nginx", "gateway", "reader", "follower", "views", "redis")
+# the order in which the programs of a killed bin/up are ended, after those of contributions: a worker may have a batch
+# to finish, and writes are accepted until the others end
+ORDER = ("worker", "nginx", "gateway", "views", "redis")
 
 
 class Failed(Exception):
@@ -72,7 +57,7 @@ def check(s: settings.Settings) -> None:
     """Check what bin/up and the services need of the settings, and make the directories. Raises: SettingError."""
     check_paths(s)
     check_modules(s)
-    check_access(s)
+    configure.secrets(s)
     check_home(s.home)
     check_places(s)
 
@@ -148,7 +133,7 @@ def check_addresses(s: settings.Settings) -> None:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise Failed(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
     own = [(s.spool, "its own Redis")] if s.has_own_redis else []
-    for path, whose in *own, (s.scratch_redis, "that of the views"):
+    for path, whose in *own, (s.scratch_redis, "its second Redis"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(path)
@@ -161,8 +146,7 @@ def check_places(s: settings.Settings) -> None:
     """Make the directories that settings name, for files that are not in $INGEST_HOME. Raises: SettingError."""
     places = [("INGEST_STORE", s.store.removeprefix("sqlite:///"))] if s.store.startswith("sqlite:") else []
     places += [("INGEST_SPOOL", s.spool)] if s.has_own_redis else []
-    urls = {url for url in s.rows.values() if url and url.startswith("parquet:")}
-    places += [("INGEST_ROWS", f"{url.removeprefix('parquet://')}/rows") for url in sorted(urls)]
+    places += [place for more in registry.hooks("places") for place in more(s)]
     if s.has_own_redis and os.path.lexists(s.spool) and not Path(s.spool).is_socket():
         raise settings.SettingError(f"INGEST_SPOOL: {s.spool} is there and is no socket: Redis would delete it.")
     for name, file in places:
@@ -190,43 +174,20 @@ def check_files() -> None:
 
 def check_modules(s: settings.Settings) -> None:
     """Check what settings name: a program without its module or stream restarts forever. Raises: SettingError."""
-    from sluice.contrib.destinations.registry import check_rows
     from sluice.store.registry import check_store
     from sluice.streams.built_in import load_streams
 
-    routes, views_paths = load_routes(s.routes), views.load(s)
-    for path, (_, known) in load_signed(routes).items():
-        if s.runtime == "pypy" and any(isinstance(key, PublicKey) for key in known):
-            raise settings.SettingError(
-                f"INGEST_RUNTIME=pypy cannot check the public key of {path}: use cpython, or let the worker check "
-                "(signed in the module of INGEST_RECORDS)."
-            )
-    for path in s.cors:
-        if path.startswith("/") and path not in {*routes, *views_paths}:
-            raise settings.SettingError(f"INGEST_CORS: there is no path {path} to post to or to read.")
-    streams = load_streams(s)
+    streams, routes = load_streams(s), load_routes(s.routes)
+    load_endpoints(routes, s, lambda name: Counter())
     for path, route in routes.items():
         if route.stream not in streams:
             raise settings.SettingError(
                 f"INGEST_ROUTES: {path} leads to the stream {route.stream}, which has no decoder; add the stream to "
                 "STREAMS in the module of INGEST_RECORDS."
             )
-    views.verify(views_paths, streams)
-    check_rows(s.rows, streams)
+    for check_more in registry.hooks("check"):
+        check_more(s, routes, streams)
     check_store(s.store)
-
-
-def check_access(s: settings.Settings) -> None:
-    """Check the modes and contents of the files of secrets. Raises: SettingError."""
-    if s.passwords and not re.search(
-        r"^[^:#\s][^:\n]*:[^\s:]+", settings.secret("INGEST_PASSWORDS", s.passwords), re.MULTILINE
-    ):
-        raise settings.SettingError(f"INGEST_PASSWORDS={str(s.passwords)!r} has no NAME:HASH; htpasswd writes them.")
-    if s.tls_key:
-        name = "INGEST_TLS_KEY" if s.tls_key != s.tls_certificate else "INGEST_TLS_CERTIFICATE"
-        if "PRIVATE KEY-----" not in settings.secret(name, s.tls_key):
-            raise settings.SettingError(f"{name}={str(s.tls_key)!r} has no private key: INGEST_TLS_KEY names its file.")
-    keys.load(s)
 
 
 def check_nginx(home: Path) -> None:
@@ -283,29 +244,6 @@ def serves(s: settings.Settings, seconds: float) -> bool:
     return answers(s.gateway_sockets, "/readyz", seconds)  # at its socket: nginx may require a key or TLS
 
 
-def announce(s: settings.Settings) -> None:
-    url = f"http{'s' if s.tls_certificate else ''}://localhost:{s.port}"
-    store = settings.without_password(s.store).removeprefix("sqlite:///")
-    short = url.removeprefix("http://")
-    curl = "curl"
-    if s.tls_certificate:
-        curl += " -k"  # the certificate is hardly for localhost
-    if s.api_keys:
-        curl += " -H 'X-API-Key: KEY'"
-    if s.passwords:
-        curl += " -u NAME:PASSWORD"
-    read = READ.format(short=short, curl=curl) if "/votes/tally" in views.load(s) else ""
-    elsewhere = ""
-    if not s.has_own_redis:
-        name = "Kafka" if s.spool.startswith("kafka:") else "Redis"
-        elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
-    if os.geteuid() == 0:
-        elsewhere += AS_ROOT
-    who = configure.who_may(s)
-    where = {"url": url, "short": short, "home": s.home, "store": store, "elsewhere": elsewhere}
-    say(FIRST_SCREEN.format(curl=curl, read=read, who=who, **where))
-
-
 def main() -> None:
     s = settings.load_or_exit()
     for name in sorted(name for name in os.environ if name.startswith("INGEST_") and name not in settings.variables()):
@@ -329,7 +267,7 @@ def main() -> None:
     def announced() -> bool:
         if time.monotonic() < due and not serves(s, 0.2):  # supervisord waits for it
             return False
-        announce(s)
+        say(first_screen(s))
         return True
 
     from sluice.run import supervise  # supervisord; imported here, because other programs use the functions above

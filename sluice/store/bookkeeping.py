@@ -9,7 +9,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
@@ -94,11 +94,8 @@ class Bookkeeping(ABC, Generic[Db]):
         """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
 
     @abstractmethod
-    def put_keys(self, db: Db, stream: str, batch: int) -> Generator[None, tuple[int, list[bytes]] | None, int]:
-        """Insert those keys of a stream that are not there; how many these were.
-
-        It is sent pieces, the last of which is None: when the keys came (seconds since 1970), and keys of one length.
-        """
+    def put_keys(self, db: Db, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+        """Insert those keys of a stream that are not there; how many these were. at: seconds since 1970."""
 
     def identity(self, db: Db) -> str:
         """What tells this database from others; "" if it is a copy of one that had no identity."""

@@ -1,105 +1,129 @@
 """Keys in the transaction of their claim: what has a key that another body has is not stored again.
 
-A key commits with the rows of its body, so no crash can part the two. If two transactions store one key at the same
-time, one of them waits for the other. A key is kept whether its body is stored or dead.
+`sluice.streams.unique` says what a key is. All keys of the bodies are put with one statement, before the rows: it
+inserts those that are not there, and says how many these were. Only if some were there, the database is asked whose
+they are. A key commits with the rows of its body, so no crash can part the two. Keys are put in their order, so of two
+transactions that put the same key at the same time, one waits for the other, and they never wait for each other.
+
+Streams with keys of records put those of the bodies first: a body that is there already takes no key of a record, which
+would keep the same record of another body out.
+
+A key is kept whether its body is stored or dead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Collection, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from sluice.store import bounds
 from sluice.store.bookkeeping import KEYS, Bookkeeping
+from sluice.store.types import Body
+from sluice.streams.record import Limits, Record
+from sluice.streams.unique import Rule, record_key, sent_by
 
-T = TypeVar("T")
+COUNT_DUPLICATES = """
+INSERT INTO batches_duplicates AS d (stream, epoch, bodies) VALUES (?, ?, ?)
+ON CONFLICT (stream, epoch) DO UPDATE SET bodies = d.bodies + excluded.bodies"""
 
 
 class Keys:
-    """The keys of a batch, in its transaction. duplicates: bodies that were not stored, because of their keys."""
+    """The keys of a batch, in its transaction. duplicates: bodies that are not stored, because of their keys."""
 
     def __init__(self, store: Bookkeeping[Any], db: Any, stream: str, batch: int) -> None:
         self.store, self.db, self.stream, self.batch = store, db, stream, batch
-        self.seen: set[bytes] = set()
-        self.horizon: int | None = None  # seconds since 1970
+        self.taken: set[bytes] = set()
         self.duplicates = 0
 
-    def claim(self, keys: Collection[bytes], received: int) -> set[bytes]:
-        """Take keys for this batch; those of them that it or another batch had. received: see `claiming`."""
-        claiming = self.claiming()
-        next(claiming)
-        claiming.send((keys, received))
-        return end(claiming)
+    def new(self, rule: Rule, bodies: Sequence[Body], limits: Limits, whole: bool = True) -> Sequence[Body]:
+        """What is left of bodies without what is stored already; it has got its keys.
 
-    def claiming(self) -> Generator[None, tuple[Collection[bytes], int] | None, set[bytes]]:
-        """`claim` in pieces, the last of which is None: the database puts one while the next one is made.
-
-        A piece is keys and when they came (microseconds since 1970), by a clock that may be behind, as may be that of
-        this process: a key is as old as the latest of both times and the one up to which keys expire. No two pieces
-        have a key in common. Until the end, nothing else may use the connection.
+        limits: with which they were decoded. whole: they are no parts of bodies, which have no keys but of records.
         """
-        again, new, received = set[bytes](), list[bytes](), 0
-        if self.horizon is None:
-            self.horizon = self.store.get_horizon(self.db, KEYS) // 1_000_000
-        put = self.store.put_keys(self.db, self.stream, self.batch)
-        with contextlib.closing(put):
-            next(put)
-            while given := (yield):
-                keys, received = given
-                known = self.seen.intersection(keys)
-                self.seen.update(keys)
-                again |= known
-                # sorted: the index is read in its order, and two transactions take the keys of a piece in one order. If
-                # they meet over pieces, the database ends one of them, and its worker stores the claim again
-                if piece := sorted([key for key in keys if key not in known] if known else keys):
-                    put.send((max(received // 1_000_000, int(time.time()), self.horizon), piece))
-                    new += piece
-            if end(put) == len(new):
-                return again
-        gone = set[bytes]()  # they have expired since they were there
-        for start in range(0, len(new), bounds.ASKED_KEYS):
-            asked = new[start : start + bounds.ASKED_KEYS]
-            listed = ", ".join("?" * len(asked))
-            found = f"SELECT key, batch <> ? FROM batches_keys WHERE key IN ({listed}) AND stream = ?"
-            there: dict[bytes, bool] = dict(self.store.run(self.db, found, (self.batch, *asked, self.stream)))
-            again.update(key for key, others in there.items() if others)
-            gone.update(key for key in asked if key not in there)
-        if gone:
-            self.seen -= gone
-            again |= self.claim(gone, received)
-        return again
+        keys = [rule.body_key(body.item, body.records, body.rejects, limits) for body in bodies] if whole else ()
+        if any(keys):
+            bodies = self.without_duplicates(bodies, keys)
+        return bodies if rule.fields is None else self.with_new_records(record_key(rule.fields), bodies)
 
-    def release(self, key: bytes) -> None:
-        """Give back a key that was new."""
-        gone = "DELETE FROM batches_keys WHERE key = ? AND stream = ? AND batch = ?"
-        self.store.run(self.db, gone, (key, self.stream, self.batch))
-        self.seen.discard(key)
+    def without_duplicates(self, bodies: Sequence[Body], keys: Sequence[bytes | None]) -> Sequence[Body]:
+        """The bodies whose keys are new. Of those with the same key, the first one counts."""
+        first: dict[bytes, int] = {}
+        for body, key in zip(bodies, keys):
+            if key:
+                first.setdefault(key, body.seq)
+        others = self.take(first, bodies[-1].received)
+        if len(first) + keys.count(None) == len(bodies) and not others:
+            return bodies
+        new = [body for body, key in zip(bodies, keys) if not key or (first[key] == body.seq and key not in others)]
+        self.duplicates += len(bodies) - len(new)
+        return new
+
+    def with_new_records(
+        self, key_of: Callable[[Record, bytes], bytes | None], bodies: Sequence[Body]
+    ) -> Sequence[Body]:
+        """The bodies with those of their records whose keys are new. Bodies of which nothing is left are duplicates."""
+        keys: list[list[bytes | None]] = []
+        first: dict[bytes, tuple[int, int]] = {}  # key -> where it is first: the position of the body and of the record
+        for at, body in enumerate(bodies):
+            who = sent_by(body.item)
+            of_body = [key_of(record, who) for record in body.records]
+            keys.append(of_body)
+            for position, key in enumerate(of_body):
+                if key:
+                    first.setdefault(key, (at, position))
+        others = self.take(first, bodies[-1].received) if first else ()
+        left = []
+        for at, (body, of_body) in enumerate(zip(bodies, keys)):
+            records = [
+                record
+                for position, (record, key) in enumerate(zip(body.records, of_body))
+                if not key or (first[key] == (at, position) and key not in others)
+            ]
+            if len(records) == len(of_body):
+                left.append(body)
+            elif records or body.rejects:
+                left.append(body.replace(records, body.rejects))
+            else:
+                self.duplicates += 1
+        return left
+
+    def take(self, keys: Collection[bytes], received: int) -> set[bytes]:
+        """Take keys for this batch; those of them that another one has.
+
+        received: when the last of them came (microseconds since 1970), by a clock that may be behind, as may be that of
+        this process: a key is as old as the latest of both times and the one up to which keys expire.
+        """
+        horizon = self.store.get_horizon(self.db, KEYS) // 1_000_000
+        at = max(received // 1_000_000, int(time.time()), horizon)
+        others = set[bytes]()
+        left = sorted(keys)
+        while left and self.store.put_keys(self.db, self.stream, self.batch, at, left) < len(left):
+            owners = self.owners(left)
+            others |= {key for key in left if owners.get(key, self.batch) != self.batch}
+            left = [key for key in left if key not in owners]  # they have expired since they were there
+        self.taken = self.taken.union(keys) - others
+        return others
+
+    def owners(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Key -> the batch that has it; 0: a body of a replay, which no other one is."""
+        found: dict[bytes, int] = {}
+        for start in range(0, len(keys), bounds.ASKED_KEYS):
+            asked = keys[start : start + bounds.ASKED_KEYS]
+            listed = ", ".join("?" * len(asked))
+            question = f"SELECT key, batch FROM batches_keys WHERE key IN ({listed}) AND stream = ?"
+            found |= dict(self.store.run(self.db, question, (*asked, self.stream)))
+        return found
 
     def leave(self) -> None:
-        """Make these keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
-        asked = sorted(self.seen)
-        for start in range(0, len(asked), bounds.ASKED_KEYS):
-            some = asked[start : start + bounds.ASKED_KEYS]
+        """Make the keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
+        keys = sorted(self.taken)
+        for start in range(0, len(keys), bounds.ASKED_KEYS):
+            some = keys[start : start + bounds.ASKED_KEYS]
             left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "
             self.store.run(self.db, left + "AND batch = ?", (*some, self.stream, self.batch))
 
     def count(self, epoch: str) -> None:
         """Count the duplicates in the ledger."""
         if self.duplicates:
-            put = (
-                "INSERT INTO batches_duplicates AS d (stream, epoch, bodies) VALUES (?, ?, ?) "
-                "ON CONFLICT (stream, epoch) DO UPDATE SET bodies = d.bodies + excluded.bodies"
-            )
-            self.store.run(self.db, put, (self.stream, epoch, self.duplicates))
-
-
-def end(pieces: Generator[None, Any, T]) -> T:
-    """Tell a generator that there are no more pieces; what it returns."""
-    try:
-        pieces.send(None)
-    except StopIteration as ended:
-        value: T = ended.value
-        return value
-    raise AssertionError("it asks for more")
+            self.store.run(self.db, COUNT_DUPLICATES, (self.stream, epoch, self.duplicates))

@@ -11,7 +11,7 @@ import random
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import groupby
 from operator import itemgetter
@@ -20,15 +20,15 @@ from typing import Any, TypeVar, cast
 from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
 from sluice.store import bounds
-from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, PUT_RANGE, Bookkeeping, Db
-from sluice.store.fill import Given, Search, gaps
+from sluice.store.bisection import Bisection
+from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT, escaped
 from sluice.store.types import (
+    Body,
     Conflict,
     DeadLetter,
     Decode,
-    Entry,
     FarRow,
     NewerTables,
     Origin,
@@ -37,8 +37,7 @@ from sluice.store.types import (
     Row,
     Unavailable,
 )
-from sluice.store.unique import Small, Unique, Unit
-from sluice.streams.message import senders
+from sluice.streams.message import KEPT, NOBODY, sender
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
@@ -74,7 +73,7 @@ class Attempt:
 
     db: Any
 
-    def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
+    def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """`Store.fill` for a stream whose rows go elsewhere."""
         raise NotImplementedError
 
@@ -126,13 +125,12 @@ class Store(Bookkeeping[Db]):
     def check(url: str) -> None:
         """Raises: SettingError if no database can have this address. It is not connected to."""
 
-    def persist(self, claim: Claim, entries: Iterable[Entry]) -> Outcome:
-        """Store a claim's records and bury its rejects in one transaction; `entries` may be iterated several times.
+    def persist(self, claim: Claim, bodies: Sequence[Body], limits: Limits = DEFAULT_LIMITS) -> Outcome:
+        """Store the bodies of a claim, in one transaction: their records as rows, their rejects as dead letters.
 
-        If they end before the claim, the bodies up to there are stored.
-        Raises: Unavailable; and any exception of `entries`, with nothing stored.
+        limits: with which they were decoded. Raises: Unavailable.
         """
-        whole = entries if isinstance(entries, Given) else Given(entries)
+        rule = self.rules.get(claim.stream)
         with self.elsewhere.attempt(self, {claim.stream}) as attempt:
             db: Db = attempt.db
             outcome = Outcome(0, 0, again=True)
@@ -144,68 +142,58 @@ class Store(Bookkeeping[Db]):
                     ranges = self.stored(db, part)  # none: only its id is there
                     parts = [*gaps(part, ranges), *parts] if ranges else parts
                     continue
-                records = 0
-                given = whole.part(part.first, part.end)
-                keys = Keys(self, db, claim.stream, batch)
-                for unit, split in given.units(keys):
-                    stored = self.fill(attempt, claim.stream, Origin(batch, whole.senders), unit, split)
-                    outcome = outcome.plus(stored)
-                    records += stored.records
-                    del unit  # its memory is for the next one
-                self.add_records(db, batch, records)
-                keys.count(claim.epoch)
-                if given.end < part.end:
-                    self.end_at(db, batch, part, given.end)
-                    break
+                some = bodies if part is claim else [body for body in bodies if part.first <= body.seq < part.end]
+                if rule and some:
+                    keys = Keys(self, db, claim.stream, batch)
+                    some = keys.new(rule, some, limits)
+                    keys.count(claim.epoch)
+                stored = self.fill(attempt, claim.stream, Origin(batch, senders(some)), some)
+                self.add_records(db, batch, stored.records)
+                outcome = outcome.plus(stored)
         return outcome
 
-    def end_at(self, db: Db, batch: int, claim: Claim, end: int) -> None:
-        """Take the bodies from `end` on out of a claim that `add_batch` has added."""
-        self.run(db, "UPDATE batches SET bodies = ? WHERE id = ?", (end - claim.first, batch))
-        of = claim.stream, claim.epoch
-        ((first, last),) = self.stored(db, claim.part(claim.first, end))
-        self.run(
-            db,
-            "UPDATE batches_ranges SET last = ? WHERE stream = ? AND epoch = ? AND first = ?",
-            (end - 1, *of, first),
-        )
-        if last >= claim.end:  # it has met the next one
-            self.run(db, PUT_RANGE, (*of, claim.end, last))
-
-    def fill(self, attempt: Attempt, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
-        """`Search.fill` into the table of a stream, or elsewhere."""
+    def fill(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
         if stream in self.elsewhere.streams:
-            return attempt.store(stream, origin, entries, split)
-        return Search(partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)).fill(entries, split)
+            return attempt.store(stream, origin, bodies)
+        return Bisection(partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)).store(bodies)
 
-    @retried
     def replay(
         self, letters: list[DeadLetter], decode: Decode, dry: bool = False, limits: Limits = DEFAULT_LIMITS
     ) -> Replayed:
-        """Decode dead letters again, and replace each by its result, in one transaction, for about a second.
+        """Decode dead letters again, and replace each by its result, in one transaction.
 
-        A letter that another replay has taken is skipped. A letter that is buried again has a new, higher id.
+        It decodes for about a second, and then leaves the letters behind. A letter that another replay has taken is
+        skipped. A letter that is buried again has a new, higher id.
         dry: change nothing; only report the result. limits: of one body, as they were when it was buried.
         """
-        stored = records = dead = seen = 0
         due = time.monotonic() + bounds.TURN_SECONDS
+        bodies: list[Body] = []
+        held = 0
+        for letter in letters:
+            decoded = decode(letter)
+            bodies.append(Body.of(letter.seq, letter.received, letter.body, decoded))
+            held += decoded.size * bounds.TEXT_FACTOR + len(bodies[-1]) * bounds.RECORD_BYTES
+            if time.monotonic() >= due or held >= bounds.HELD_BYTES:
+                break
+        return self.replace(letters[: len(bodies)], bodies, dry, limits)
+
+    @retried
+    def replace(self, letters: list[DeadLetter], bodies: list[Body], dry: bool, limits: Limits) -> Replayed:
+        """Replace each letter by what it was decoded to, in one transaction."""
+        stored = records = dead = 0
         reasons: Counter[str] = Counter()
         batches = {letter.batch for letter in letters}
         streams = {letter.stream for letter in letters}
         with contextlib.suppress(DryRun), self.elsewhere.attempt(self, streams) as attempt:
             db: Db = attempt.db
             last = self.run(db, "SELECT coalesce(max(id), 0) FROM dead_letters")[0][0]
-            for letter in letters:
-                if seen and time.monotonic() >= due:
-                    break
-                seen += 1
+            for letter, body in zip(letters, bodies):
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
-                entries = Small(letter.seq, letter.received, letter.body, list(decode(letter)))
                 keys = Keys(self, db, letter.stream, letter.batch)
-                unit, split = self.not_stored(keys, letter, entries, limits)
-                origin = Origin(letter.batch, senders([letter.body], letter.seq), letter.whole)
-                outcome = self.fill(attempt, letter.stream, origin, unit, split)
+                origin = Origin(letter.batch, senders([body]), letter.whole)
+                outcome = self.fill(attempt, letter.stream, origin, self.not_stored(keys, letter, body, limits))
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records and self.are_final(letter.stream, outcome):
                     keys.leave()  # another letter of this batch may be a copy of this one
@@ -222,7 +210,7 @@ class Store(Bookkeeping[Db]):
                 before, reasons = reasons, self.buried(db, batches, last)
             refused = reasons.total() - before.total()
             stored, records, dead = max(0, stored - refused), records - refused, dead + min(stored, refused)
-        return Replayed(stored, records, dead, reasons, seen)
+        return Replayed(stored, records, dead, reasons, len(letters))
 
     def are_final(self, stream: str, replayed: Outcome) -> bool:
         """Whether no letter of a body that was replayed may have keys of it: a part of a body has those of records."""
@@ -230,18 +218,13 @@ class Store(Bookkeeping[Db]):
         by_record = rule is not None and rule.fields is not None
         return not by_record or not (replayed.letters or stream in self.elsewhere.streams)
 
-    def not_stored(self, keys: Keys, letter: DeadLetter, entries: Small, limits: Limits) -> Unit:
-        """The entries of a letter whose keys no other batch has. If another body has its key, it stays dead."""
+    def not_stored(self, keys: Keys, letter: DeadLetter, body: Body, limits: Limits) -> Sequence[Body]:
+        """What is left of a letter whose keys no other batch has. If another body has its key, it stays dead."""
         rule = self.rules.get(letter.stream)
         if rule is None:
-            return entries, False
-        unique = Unique(rule, keys)
-        digest, size = rule.read(letter.body, limits) if letter.whole else (None, 0)
-        unique.add(digest, size, entries)
-        unit = unique.flush(letter.received)
-        if not keys.duplicates:
-            return unit
-        return [(letter.seq, letter.received, letter.body, Reject(letter.body, STORED_MEANWHILE, letter.whole))], False
+            return (body,)
+        new = keys.new(rule, (body,), limits, letter.whole)
+        return (body.replace((), (Reject(letter.body, STORED_MEANWHILE, letter.whole),)),) if keys.duplicates else new
 
     def buried(self, db: Db, batches: Iterable[int], above: int) -> Counter[str]:
         """The reasons of the letters of some batches, with their number. above: the id below the first of them."""
@@ -355,12 +338,12 @@ class Store(Bookkeeping[Db]):
         reason = " ".join(reason.split())[:200]
         total = 0
         for batch, some in groupby(rows, key=itemgetter(0)):
-            entries = [(seq, received, body, Reject(body, reason)) for _, seq, received, body in some]
-            self.bury(db, stream, batch, False, entries)
-            total += len(entries)
+            bodies = [Body(seq, received, body, (), (Reject(body, reason),)) for _, seq, received, body in some]
+            self.bury(db, stream, Origin(batch, NOBODY, False), bodies)
+            total += len(bodies)
             taken = "UPDATE batches SET records = records - ? WHERE id = ? RETURNING 1"
-            if not self.run(db, taken, (len(entries), batch)):
-                self.unfold(db, stream, batch, entries[0][0])
+            if not self.run(db, taken, (len(bodies), batch)):
+                self.unfold(db, stream, batch, bodies[0].seq)
         return total
 
     def add_records(self, db: Db, batch: int, records: int) -> None:
@@ -381,12 +364,24 @@ class Store(Bookkeeping[Db]):
         if db is not None:
             db.close()
 
-    def bury(self, db: Db, stream: str, batch: int, whole: bool, rejects: Iterable[Entry]) -> None:
-        """Bury rejects. whole: see `insert`."""
-        thing: Any
-        for seq, received, _, thing in rejects:
-            reason = escaped(thing.reason).decode()
-            self.run(db, BURY, (self.time(received), stream, thing.part, reason, thing.whole and whole, batch, seq))
+    def bury(self, db: Db, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
+        """Bury the rejects of bodies; their number."""
+        letters = [
+            (
+                self.time(body.received),
+                stream,
+                part,
+                escaped(reason).decode(),
+                whole and origin.whole,
+                origin.batch,
+                body.seq,
+            )
+            for body in bodies
+            for part, reason, whole in body.rejects
+        ]
+        for letter in letters:
+            self.run(db, BURY, letter)
+        return len(letters)
 
     KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
 
@@ -402,8 +397,8 @@ class Store(Bookkeeping[Db]):
         """
 
     @abstractmethod
-    def insert(self, db: Db, table: Any, origin: Origin, entries: Iterable[Entry]) -> Outcome:
-        """Store the records among the entries and bury the rejects. Raises: RowsRejected, with nothing done."""
+    def insert(self, db: Db, table: Any, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""
 
     @abstractmethod
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
@@ -419,6 +414,23 @@ class Store(Bookkeeping[Db]):
 
     def add_change(self, db: Db, stream: str, batch: int) -> None:  # noqa: B027  # a rowid shows it in SQLite
         """Note for the views that a batch got more rows after its claim was stored."""
+
+
+def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
+    """The parts of a claim that are not in these ranges."""
+    start = claim.first
+    for first, last in stored:
+        if first > start:
+            yield claim.part(start, first)
+        start = max(start, last + 1)
+    if start < claim.end:
+        yield claim.part(start, claim.end)
+
+
+def senders(bodies: Sequence[Body]) -> Mapping[int, str]:
+    """The names of the API keys with which bodies were sent, by sequence number."""
+    kept = [body for body in bodies if body.item.startswith(KEPT)]
+    return {body.seq: name for body in kept if (name := sender(body.item))}
 
 
 def check_layout(where: str, layout: int, make: bool) -> None:

@@ -1,23 +1,54 @@
-"""What the store takes and returns: entries of a claim, dead letters, the counts of a stream, and its errors."""
+"""What the store takes and returns: the bodies of a claim, dead letters, the counts of a stream, and its errors."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sluice.spool.errors import NewerLayout
-from sluice.streams.record import Record, Reject
+import msgspec
 
-# (sequence number, received: microseconds since 1970, the item, a record or reject of it)
-Entry = tuple[int, int, bytes, "Record | Reject"]
+from sluice.spool.errors import NewerLayout
+from sluice.streams.record import Decoded, Record, Reject
+
 Row = tuple[Any, ...]
 # a row that is elsewhere: (batch, sequence number, received: microseconds since 1970, a body that has it alone)
 FarRow = tuple[int, int, int, bytes]
 
 
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """A body of a claim, decoded; what is left of it, once the records are gone that are stored already.
+
+    received: microseconds since 1970. item: as it is in the list. is_single: it is one record, or one reject, alone: if
+    that cannot be stored, the dead letter is the whole item.
+    """
+
+    seq: int
+    received: int
+    item: bytes
+    records: Sequence[Record]
+    rejects: Sequence[Reject] = ()
+    is_single: bool = False
+
+    @classmethod
+    def of(cls, seq: int, received: int, item: bytes, decoded: Decoded) -> Body:
+        records, rejects = decoded.records, decoded.rejects
+        return cls(seq, received, item, records, rejects, len(records) + len(rejects) == 1)
+
+    def __len__(self) -> int:
+        return len(self.records) + len(self.rejects)
+
+    def replace(self, records: Sequence[Record], rejects: Sequence[Reject]) -> Body:
+        return Body(self.seq, self.received, self.item, records, rejects, self.is_single)
+
+    def part(self, start: int, end: int) -> Body:
+        """Some of its records and, behind them, its rejects."""
+        count = len(self.records)
+        return self.replace(self.records[start:end], self.rejects[max(0, start - count) : max(0, end - count)])
+
+
 class Origin(NamedTuple):
-    """Where the entries of one insert come from.
+    """Where the bodies of one insert come from.
 
     batch: the id of their claim in `batches`. senders: the names of those who sent the bodies, by sequence number.
     whole: False if they are of a partial dead letter.
@@ -55,7 +86,7 @@ class NewerTables(Unavailable, NewerLayout):
 
 
 class RowsRejected(Unavailable):
-    """A value among the entries is rejected. None of them was stored; `Search` finds the rejected one.
+    """A value among the records is rejected. None of them was stored; `Bisection` finds the rejected one.
 
     by: the database or the destination.
     """
@@ -78,7 +109,7 @@ class DeadLetter(NamedTuple):
     seq: int
 
 
-Decode = Callable[[DeadLetter], Iterable["Record | Reject"]]
+Decode = Callable[[DeadLetter], Decoded]
 
 
 class Outcome(NamedTuple):

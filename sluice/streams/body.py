@@ -6,7 +6,6 @@ Each takes time in proportion to the body: no pattern has two quantifiers for th
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl
@@ -20,8 +19,9 @@ BOM = b"\xef\xbb\xbf"
 UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, and a character below U+0100
 BLANK = b" \t\n\r\v\f\0"
 MANY_PAIRS, PAIR_BYTES = 100, 100
-INVALID_COST = 50  # records of the budget that an invalid one costs: rejecting it takes longer
-EMPTY_COST = 4  # records that a part without one costs: it is looked at for every format
+INVALID_COST = 12  # records of the budget that an invalid one costs: rejecting it takes longer
+EMPTY_COST = 1  # records that a part without one costs
+BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -37,18 +37,15 @@ NOT_JSON = "not JSON: "  # the reasons of what is no JSON begin so
 skip = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-WITHOUT_ROWS = Counter[str]()  # what this process has decoded to no row, by its kind
-
-
 class Empty(Exception):
-    """A message is valid and has no record. It counts as stored. kind: a constant of a decoder, never sent text."""
+    """A part of a body, or all of it, is valid and has no record. It counts as stored.
+
+    kind: a constant of a decoder, never sent text.
+    """
 
     def __init__(self, kind: str = "empty") -> None:
         super().__init__(kind)
         self.kind = kind
-
-    def count(self) -> None:
-        WITHOUT_ROWS[self.kind] += 1
 
 
 class Remainder(bytes):
@@ -60,19 +57,20 @@ class Remainder(bytes):
 class Budget:
     """What a body may still become. All decoders charge it by the same rule:
 
-    A record costs one of `left`, a line or an element without one four, an invalid one 50. Without this limit, 8 KB of
-    gzip keep a worker busy for ten seconds. Bytes of the body that are written more than once (a dead letter, with the
-    head and whatever stands before it; what several rows inherit) cost as many of `room`. Without this limit, 600 bytes
-    of gzip become gigabytes. When either is used up, `left` is not positive: the rest of the body is one reject, a
-    Remainder.
+    A record costs one of `left`, a line or an element without one EMPTY_COST, an invalid one INVALID_COST. Without this
+    limit, 8 KB of gzip keep a worker busy for ten seconds. Bytes of the body that are written more than once (a dead
+    letter, with the head and whatever stands before it; what several rows inherit) cost as many of `room`. Without this
+    limit, 600 bytes of gzip become gigabytes. When either is used up, `left` is not positive: the rest of the body is
+    one reject, a Remainder.
 
     size: bytes of the body, inflated.
     """
 
-    __slots__ = ("limits", "left", "room")
+    __slots__ = ("left", "limits", "room", "size")
 
     def __init__(self, limits: Limits, size: int = 0) -> None:
         self.limits = limits
+        self.size = size
         self.left = limits.records
         self.room = limits.room + GROWTH * size
 
@@ -81,6 +79,10 @@ class Budget:
         self.room -= size
         if self.room < 0:
             self.left = min(self.left, 0)
+
+    def used(self) -> int:
+        """Bytes of the body, and of what was written once more."""
+        return self.size + max(0, self.limits.room + GROWTH * self.size - self.room)
 
     def pay(self, before: int) -> None:
         """Pay for a part of the body that is decoded. before: `left` before that; it is less if there was a record."""
@@ -120,12 +122,10 @@ class Refused(Generic[T]):
         if refused.rest:
             self.rest.append(join(refused.rest))
 
-    def rejects(self, join: Callable[[list[T]], bytes]) -> Iterator[Reject]:
+    def rejects(self, join: Callable[[list[T]], bytes]) -> list[Reject]:
         """join: makes a request of some parts."""
-        if self.invalid:
-            yield Reject(join(self.invalid), self.reason)
-        if self.rest:
-            yield Reject(join(self.rest), Remainder.reason)
+        rejects = [Reject(join(self.invalid), self.reason)] if self.invalid else []
+        return [*rejects, Reject(join(self.rest), Remainder.reason)] if self.rest else rejects
 
 
 def check_json(text: bytes) -> None:
@@ -144,7 +144,7 @@ def is_json(text: bytes) -> bool:
     return True
 
 
-def written(pairs: Mapping[str, object], *texts: object) -> int:
+def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
     """The bytes that a row takes for what it inherits: as JSON, where a control character takes six.
 
     So many pairs as no sender has also count as what each row's own dictionary takes of memory.
@@ -207,7 +207,7 @@ def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
                 depth += 1 if match[1] in b"{[" else -1
                 at = match.end()
                 count += 1
-                budget.left -= not count % 4  # four brackets take as long as a record
+                budget.left -= not count % BRACKETS
         if (left := budget.left) <= 0:
             yield Remainder(array[start:])
             return
@@ -261,7 +261,7 @@ def together(line: bytes, budget: Budget) -> list[bytes]:
         at = match.end()
         depth += 1 if match[1] in b"{[" else -1
         count += 1
-        budget.left -= not count % 4
+        budget.left -= not count % BRACKETS
         if depth <= 0:
             found.append(line[start:at].strip())
             start, depth = at, 0

@@ -11,7 +11,7 @@ import msgspec
 
 from sluice.streams.decoder import out_of_range
 from sluice.streams.record import Invalid, Record, Vote
-from sluice.streams.times import TIMES, Time, first
+from sluice.streams.times import TIMES, Time, first_field
 
 
 def time_first(record: type[Record]) -> type[Record]:
@@ -76,6 +76,6 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
             kind = type(value)
             if (kind is int and not -(2**63) <= value < 2**63) or (kind is float and not isfinite(value)):
                 raise out_of_range(value)
-        return record(time=first(*values[:count]), **dict(zip(names, fields)))
+        return record(time=first_field(*values[:count]), **dict(zip(names, fields)))
 
     return struct, build

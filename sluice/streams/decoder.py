@@ -1,7 +1,10 @@
 """The decoders' common part: compression, heads, the record budget, rejects; plain JSON objects, arrays and forms.
 
-A decoder is a pure function `decode(item, limits)`. It never raises: it yields a `Reject` for each part that cannot be
-stored.
+A decoder is a pure function `decode(item, limits)`, which returns `Decoded`. It never raises: what cannot be stored is
+a `Reject`. A body is decoded from the outside to the inside: compression and head (`Decoder.decode`), the kind of body
+(`contents`), its parts (`walk`, `decode_parts`), and each part (`value`, `object`, or the decoder of a wire format).
+Each of these returns results, one after the other: records, rejects, and `Empty` for a part that is valid and has no
+record. `collect` charges them to the budget while they come.
 """
 
 from __future__ import annotations
@@ -18,15 +21,15 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams import multipart
-from sluice.streams.body import INVALID_COST, NOT_JSON, WITHOUT_ROWS, Budget, Empty, Remainder
+from sluice.streams.body import INVALID_COST, NOT_JSON, Budget, Empty, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
-from sluice.streams.mended import mended
+from sluice.streams.json_repair import repair_json
 from sluice.streams.message import Message, named_object, parse
-from sluice.streams.record import Invalid, Limits, Record, Reject
-from sluice.streams.times import END, SECOND, known
+from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
+from sluice.streams.times import END, SECOND, nanoseconds_of
 
-Result = Record | Reject
+Result = Record | Reject | Empty
 # What decodes a part of a body. Raises any exception, before it yields
 Decode = Callable[[bytes], Iterable[Result]]
 Part = Callable[[bytes, Message | None, Budget], Iterable[Result]]
@@ -34,6 +37,7 @@ load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # 
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
 SEPARATOR = b"\x1e"
+BRACE = ord("{")
 MINUTE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d", re.ASCII)
 CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes about 10 bytes of memory per byte
 REASON_CHARACTERS = 200
@@ -46,68 +50,37 @@ class Decoder:
 
     mends = False  # its bodies are JSON, mostly
 
-    def decode(self, item: bytes, limits: Limits, mend: str = "") -> Iterator[Result]:
-        """The records and rejects of an item; one reject of the whole item if nothing of it can be stored.
-
-        Nothing, if it is valid and has no record. mend: why its body is no JSON; see `mended`.
-        """
-        results = self.unpack(item, limits, mend)
-        reason = ""
-        before = dict(WITHOUT_ROWS)  # copy() takes a microsecond
+    def decode(self, item: bytes, limits: Limits) -> Decoded:
+        """What is in an item; one reject of the whole item if nothing of it can be stored. Never raises."""
         try:
-            for result in results:
-                if not isinstance(result, Reject):
-                    break
-                reason = reason or result.reason
-            else:
-                if reason:
-                    raise Invalid(reason)
-                if before == WITHOUT_ROWS:
-                    raise Empty
-                return
-        except Empty as empty:
-            empty.count()
-            return
+            message = parse(item)
+            body = message.body if message else item
+            if message or body.startswith((GZIP, ZSTD)):
+                body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
+            try:
+                return self.decode_body(body, message, limits)
+            except Exception as error:
+                repaired = repair_json(body) if self.mends and bodies.reason(error).startswith(NOT_JSON) else b""
+                if not 0 < len(repaired) <= limits.inflated:
+                    raise
+            return self.decode_body(repaired, message, limits)
         except Exception as error:  # also exceptions of a user's record type or parser
-            reason = bodies.reason(error)
-            if self.mends and not mend and reason.startswith(NOT_JSON):
-                restore(before)
-                yield from self.decode(item, limits, reason)
-            else:
-                yield Reject(item, one_line(reason), True)
-            return
-        if reason:  # rejects before the first valid record were not kept, to save memory: decode them again
-            restore(before)
-            results = self.unpack(item, limits, mend)
-        else:
-            yield result
-        for result in results:
-            yield result._replace(reason=one_line(result.reason)) if isinstance(result, Reject) else result
+            return Decoded((), (Reject(item, one_line(bodies.reason(error)), True),))
 
-    def unpack(self, item: bytes, limits: Limits, mend: str) -> Iterator[Result]:
-        """Decode the contents, without head and compression. Puts the head before each reject. Raises: Invalid."""
-        message = parse(item)
-        body = message.body if message else item
-        if message or body.startswith((GZIP, ZSTD)):
-            body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
-        if mend and not 0 < len(body := mended(body)) <= limits.inflated:
-            raise Invalid(mend)
+    def decode_body(self, body: bytes, message: Message | None, limits: Limits) -> Decoded:
+        """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
         budget = Budget(limits, len(body))
-        head = b""
-        if message and message.field("X-Amz-Firehose-Request-Id"):
-            results = load("sluice.contrib.formats.firehose:opened")(self.contents, body, message, budget)
-        else:
-            results = self.contents(body, message, budget)
-        for result in merge_rejects(results, budget):
-            if isinstance(result, Reject):
-                part = result.part
-                head = head or (message.head() if message else b"")
-                budget.charge(len(head) + len(part))
-                # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
-                if part.startswith((GZIP, ZSTD)) or START.match(part):
-                    part = b"\n" + part
-                result = Reject(head + part, result.reason)
-            yield result
+        try:
+            if message and message.field("X-Amz-Firehose-Request-Id"):
+                results = load("sluice.contrib.formats.firehose:opened")(self.contents, body, message, budget)
+            else:
+                results = self.contents(body, message, budget)
+            decoded = collect(results, message, budget)
+        except Empty as empty:
+            return Decoded((), (), {empty.kind: 1})
+        if decoded.rejects and not decoded.records:
+            raise Invalid(decoded.rejects[0].reason)
+        return decoded if decoded.records or decoded.without_rows else Decoded((), (), {Empty().kind: 1})
 
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of an unpacked body, until the budget is used up. Raises: Invalid if nothing can be decoded."""
@@ -148,7 +121,7 @@ class JsonDecoder(Decoder):
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
         self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
 
-    def fast_path(self, record: type[Record] | None = None) -> Callable[[bytes, Limits], Iterable[Result]]:
+    def fast_path(self, record: type[Record] | None = None) -> Callable[[bytes, Limits], Decoded]:
         """`decode`, but faster for one plain JSON object.
 
         record: the type to which it is decoded directly, if each of its fields has the name and the type that it has
@@ -156,31 +129,27 @@ class JsonDecoder(Decoder):
         """
         read, build, slow = self.read, self.build, self.decode
 
-        def named(fast: Callable[[bytes, Limits], Iterable[Result]], item: bytes, limits: Limits) -> Iterable[Result]:
-            records = fast(body, limits) if (body := named_object(item)) else None
-            return records if isinstance(records, tuple) else slow(item, limits)
-
-        def decode(item: bytes, limits: Limits) -> Iterable[Result]:
-            try:
-                record = build(read(item))
+        def decode(item: bytes, limits: Limits) -> Decoded:
+            try:  # item[0] of an empty one is also an exception
+                made = build(read(item if item[0] == BRACE else named_object(item)))
             except Exception:  # not a plain object; if the item is invalid, the slow path finds the reason
-                return named(decode, item, limits)
-            return (record,) if item.find(NUL) < 0 else slow(item, limits)  # `in` takes 60 ns longer
+                return slow(item, limits)
+            return Decoded((made,)) if item.find(NUL) < 0 else slow(item, limits)  # `in` takes 60 ns longer
 
         if record:
             read_record = msgspec.json.Decoder(record).decode
 
-            def direct(item: bytes, limits: Limits) -> Iterable[Result]:
+            def decode_direct(item: bytes, limits: Limits) -> Decoded:
                 try:
-                    made = read_record(item)
+                    made = read_record(item if item[0] == BRACE else named_object(item))
                     time = made.time
                     if time is not None:  # the usual unit without the call
-                        made.time = time * SECOND if 0 < time < END else known(time)
+                        made.time = time * SECOND if 0 < time < END else nanoseconds_of(time)
                 except Exception:
-                    return decode(item, limits) if item.startswith(b"{") else named(direct, item, limits)
-                return (made,) if item.find(NUL) < 0 else slow(item, limits)
+                    return decode(item, limits)
+                return Decoded((made,)) if item.find(NUL) < 0 else slow(item, limits)
 
-            return direct
+            return decode_direct
         if self.bounded:
             return decode
         return lambda item, limits: decode(item, limits) if len(item) <= limits.record else slow(item, limits)
@@ -209,19 +178,17 @@ class JsonDecoder(Decoder):
             body = text  # C's programs send the end of a text, too
         return self.json(body, message, budget)
 
-    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
         rows = body.count(b"\n") + 1
-        array = body.startswith(b"[")
-        if array and (chunk := self.chunk(self.read_array, body, budget)):
-            yield from chunk
-            return
-        if not array and rows > 1 and len(chunk := self.chunk(self.read_lines, body, budget)) == rows:
-            yield from chunk
-            return
-        yield from walk(body, message, budget, self.value, self.contents)
+        if body.startswith(b"["):
+            if records := self.read_plain(self.read_array, body, budget):
+                return records
+        elif rows > 1 and len(records := self.read_plain(self.read_lines, body, budget)) == rows:
+            return records
+        return walk(body, message, budget, self.value, self.contents)
 
-    def chunk(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
+    def read_plain(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
         if len(body) > CHUNK_BYTES or NUL in body:
             return []
@@ -231,7 +198,7 @@ class JsonDecoder(Decoder):
         except Exception:  # decoding them one by one finds the invalid ones
             return []
 
-    def value(self, part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def value(self, part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         try:
             if not part.startswith(b"{"):
                 raise Invalid("not a JSON object")
@@ -242,13 +209,12 @@ class JsonDecoder(Decoder):
                 if NUL in part:
                     check_text(record)
             except Exception as error:  # it may have another format
-                yield from self.object(part, message, budget, error)
-            else:
-                yield record
+                return self.object(part, message, budget, error)
+            return (record,)
         except Empty as empty:
-            empty.count()
+            return (empty,)
         except Exception as error:  # any exception of a user's record type
-            yield Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error))
+            return (Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error)),)
 
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
@@ -267,16 +233,14 @@ class JsonDecoder(Decoder):
         """The record of a JSON object that has no format, and is not plain. Raises: any exception."""
         raise error
 
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
-            yield from walk_rows(body, message, budget, self.value, self.contents)
-            return
+            return walk_rows(body, message, budget, self.value, self.contents)
         fields = bodies.form(body, budget.limits)
         if wrapped := self.wrapped(fields):
-            yield from self.json(wrapped, message, budget)
-        else:
-            yield self.form(fields, message, budget)
+            return self.json(wrapped, message, budget)
+        return (self.form(fields, message, budget),)
 
     def wrapped(self, fields: dict[str, str]) -> bytes:
         """The JSON that is all of a form, in a field that no record has: GitHub's and Slack's `payload`. b"": none."""
@@ -284,15 +248,17 @@ class JsonDecoder(Decoder):
         unknown = name not in getattr(self.wire, "__struct_encode_fields__", ())
         return value.encode() if unknown and not others and value.startswith(("{", "[")) else b""
 
-    def multipart(self, parts: multipart.Parts, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def multipart(self, parts: multipart.Parts, message: Message | None, budget: Budget) -> list[Result]:
         """The record of the fields of a form, and a reject of its files."""
+        results: list[Result] = []
         if parts.fields:
             try:
-                yield self.form(parts.fields, message, budget)
+                results.append(self.form(parts.fields, message, budget))
             except Exception as error:  # any exception of a user's record type
-                yield Reject(parts.plain, bodies.reason(error))
+                results.append(Reject(parts.plain, bodies.reason(error)))
         if parts.files:
-            yield Reject(parts.files, "files of a form are not stored")
+            results.append(Reject(parts.files, "files of a form are not stored"))
+        return results
 
     def form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         for form in self.forms:
@@ -323,12 +289,12 @@ def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alon
         if b"\n" not in body:
             if not (objects := bodies.together(body, budget)):
                 raise
-            return each(objects, lambda part: alone(part, message, budget))
+            return decode_parts(objects, lambda part: alone(part, message, budget))
         if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
             bodies.check_json(next(bodies.lines(body, budget)))
         return walk_rows(body, message, budget, value, alone)
     if body.startswith(b"["):
-        return each(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
+        return decode_parts(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
     return value(body, message, budget)
 
 
@@ -341,7 +307,7 @@ def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part,
         bodies.check_json(row)
         return value(row, message, budget)
 
-    return each(bodies.rows(body, budget), decode)
+    return decode_parts(bodies.rows(body, budget), decode)
 
 
 def fields_of(wire: type, type_info: type) -> list[str]:
@@ -365,7 +331,7 @@ def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequ
     return fields if any(name in fields for name in names) else {}
 
 
-def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
+def decode_parts(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
     """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
 
     head, end: what makes a body of a part; of an array `end` begins with the bracket.
@@ -377,11 +343,11 @@ def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes =
         try:
             yield from decode(part)
         except Empty as empty:
-            empty.count()
+            yield empty
         except Exception as error:  # any exception of a user's record type
             reason = bodies.reason(error)
-            if reason.startswith(NOT_JSON) and (better := mended(part)):
-                for result in each((better,), decode, head, end):
+            if reason.startswith(NOT_JSON) and (better := repair_json(part)):
+                for result in decode_parts((better,), decode, head, end):
                     if isinstance(result, Reject) and result.part == head + better + end:
                         result = Reject(head + part + end, result.reason)  # with what was sent
                     yield result
@@ -389,40 +355,69 @@ def each(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes =
                 yield Reject(head + part + end, reason)
 
 
-def restore(counts: dict[str, int]) -> None:
-    """Count again what has no row, from these counts on."""
-    WITHOUT_ROWS.clear()
-    WITHOUT_ROWS.update(counts)
-
-
-def merge_rejects(results: Iterable[Result], budget: Budget) -> Iterator[Result]:
-    """The results, charged to the budget; from the hundredth reject on, rejects are merged as lines of larger parts.
-
-    Otherwise a small compressed body of invalid records becomes a million dead letters.
-    """
-    count = size = 0
-    parts: list[bytes] = []
-    reason = ""
+def collect(results: Iterable[Result], message: Message | None, budget: Budget) -> Decoded:
+    """What a body is decoded to. Each result is charged when it comes, so that the next ones end with the budget."""
+    records: list[Record] = []
+    rejects = Rejects(message, budget)
+    without_rows: dict[str, int] = {}
+    result: Any
     for result in results:
-        if not isinstance(result, Reject):
+        kind = result.__class__
+        if kind is Reject:
+            rejects.add(result)
+        elif kind is Empty:
+            without_rows[result.kind] = without_rows.get(result.kind, 0) + 1
+        else:
             budget.left -= 1
-            yield result
-            continue
-        budget.left -= INVALID_COST
-        count += 1
-        remainder = result.reason is Remainder.reason
-        if parts and (remainder or size >= MERGED_BYTES):
-            yield Reject(b"\n".join(parts), reason)
-            size, parts, reason = 0, [], ""
-        if count <= SEPARATE_REJECTS or remainder:
-            yield result
-            continue
-        reason = reason or result.reason
+            records.append(result)
+    return Decoded(records, rejects.finish(), without_rows, budget.used())
+
+
+class Rejects:
+    """The rejects of a body, each behind the head of its message.
+
+    From the hundredth one on, they are merged as lines of larger parts: otherwise a small compressed body of invalid
+    records becomes a million dead letters.
+    """
+
+    def __init__(self, message: Message | None, budget: Budget) -> None:
+        self.message, self.budget = message, budget
+        self.rejects: list[Reject] = []
+        self.head = b""
+        self.count = self.size = 0
+        self.merged: list[bytes] = []
+        self.reason = ""  # of the first part that is merged
+
+    def add(self, reject: Reject) -> None:
+        self.budget.left -= INVALID_COST
+        self.count += 1
+        is_rest = reject.reason is Remainder.reason
+        if is_rest or self.size >= MERGED_BYTES:
+            self.finish()
+        if self.count <= SEPARATE_REJECTS or is_rest:
+            self.append(reject.part, reject.reason)
+            return
+        part = reject.part
+        self.reason = self.reason or reject.reason
         # in JSON a newline is only white space
-        parts.append(result.part.replace(b"\n", b" ") if result.part.startswith((b"{", b"[")) else result.part)
-        size += len(result.part)
-    if parts:
-        yield Reject(b"\n".join(parts), reason)
+        self.merged.append(part.replace(b"\n", b" ") if part.startswith((b"{", b"[")) else part)
+        self.size += len(part)
+
+    def finish(self) -> list[Reject]:
+        """Append what was merged; all rejects."""
+        if self.merged:
+            self.append(b"\n".join(self.merged), self.reason)
+            self.size, self.merged, self.reason = 0, [], ""
+        return self.rejects
+
+    def append(self, part: bytes, reason: str) -> None:
+        if self.message and not self.head:
+            self.head = self.message.head()
+        self.budget.charge(len(self.head) + len(part))
+        # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
+        if part.startswith((GZIP, ZSTD)) or START.match(part):
+            part = b"\n" + part
+        self.rejects.append(Reject(self.head + part, one_line(reason)))
 
 
 def out_of_range(number: float) -> Invalid:

@@ -19,8 +19,8 @@ class Format(NamedTuple):
     decoder: "module:function", imported when it is first needed: some take 10 MB. The function gets a body, its kept
         message or None, and the budget; it yields the records, and a Reject for each part that cannot be stored.
     paths: each with the reply that its clients expect.
-    keep_head: see `Route`. The decoder knows the path of a body only if its head was kept.
-    json, empty: see `Route`.
+    fields: see `Route`. The decoder knows the path of a body only with them, be they none: ().
+    json, empty, get: see `Route`.
     objects: None: the decoder gets whole bodies, those of its paths. Otherwise it gets JSON objects, one at a time, on
         any path of the stream: those that have a field of such a name and are not plain; for (), those of its paths.
     form: "module:function" that makes the record of a form, or returns None if it is not one of this format.
@@ -31,10 +31,11 @@ class Format(NamedTuple):
     stream: str
     decoder: str = ""
     paths: Mapping[str, Reply] = MappingProxyType({})
-    keep_head: bool = False
+    fields: tuple[str, ...] | None = None
     json: Reply | None = None
     objects: tuple[str, ...] | None = None
     form: str = ""
     begins: re.Pattern[bytes] | None = None
     text: bool = False
     empty: bool = False
+    get: bool = False

@@ -15,7 +15,7 @@ from sluice.streams.lenient import scalar
 from sluice.streams.message import Message
 from sluice.streams.position import ALIASES, Number, from_names, sender
 from sluice.streams.record import Gps
-from sluice.streams.times import TIMES, Time, known
+from sluice.streams.times import TIMES, Time, nanoseconds_of
 
 NAMES_ONLY = {"u", "d", "device"}  # the parameters of a URL that say who sends
 NESTED = "coords", "location", "position"  # objects that have some of the fields
@@ -64,7 +64,7 @@ def from_object(part: bytes, device: Callable[[], str]) -> Gps:
 
 def build(wire: Any) -> Gps:
     return Gps(  # by each name: with ** it takes twice as long
-        time=known(wire.time, wire.ts, wire.timestamp),
+        time=nanoseconds_of(wire.time, wire.ts, wire.timestamp),
         device=wire.device,
         lat=wire.lat,
         lon=wire.lon,

@@ -11,13 +11,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from sluice.streams.record import Limits, Record, Reject
-from sluice.streams.registry import Stream
+from sluice.streams.record import Decoded, Limits
+from sluice.streams.registry import Decode, Stream
 
-Decoder = Callable[[bytes, Limits], Iterable["Record | Reject"]]
 LOOK_SECONDS = 0.5
 WAIT_SECONDS = 30.0  # of one call, by looks
 MORE_SECONDS = 10.0  # after which a call that cannot be interrupted ends its process
@@ -36,24 +34,21 @@ class Guard:
         self.thread: threading.Thread | None = None
 
     def around(self, stream: Stream) -> Stream:
-        """The stream with guarded decoders, whose results are lists."""
+        """The stream with guarded decoders."""
         part = stream.part and self.guarded(stream.part)
         return stream._replace(decode=self.guarded(stream.decode), part=part)
 
-    def guarded(self, decode: Decoder) -> Decoder:
-        def call(item: bytes, limits: Limits) -> Iterable[Record | Reject]:
+    def guarded(self, decode: Decode) -> Decode:
+        def call(item: bytes, limits: Limits) -> Decoded:
             if self.thread is None:
                 self.start()
             self.calls += 1
             self.running = True
             try:
-                results = decode(item, limits)
-                return results if isinstance(results, (tuple, list)) else [*results]
+                return decode(item, limits)
             except WaitedTooLong:  # perhaps after its end
                 self.running = False
                 raise
-            except GeneratorExit as error:  # to a generator that calls this, it would be its own end
-                raise RuntimeError("GeneratorExit") from error
             finally:
                 self.running = False
 

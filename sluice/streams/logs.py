@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,7 +19,7 @@ from sluice.streams.format import ENVELOPES
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, Record
-from sluice.streams.times import SECOND, Time, known
+from sluice.streams.times import SECOND, Time, nanoseconds_of
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
 # Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash; then, each from its own documentation,
@@ -118,7 +118,7 @@ def moment(attributes: dict[str, Any]) -> int | None:
                     break
             time = sent if isinstance(sent, int) else zoned(sent)
         else:
-            time = known(scalar(sent))
+            time = nanoseconds_of(scalar(sent))
         if time is not None or sent == "":
             del attributes[name]
         if time is not None:
@@ -135,16 +135,16 @@ def zoned(sent: dict[str, Any]) -> int | None:
     if not isinstance(date, str) or not isinstance(zone, str):
         return None
     if zone.startswith(("+", "-")):
-        return known(date + zone)
+        return nanoseconds_of(date + zone)
     try:
-        return known(datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(zone)).isoformat())
+        return nanoseconds_of(datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(zone)).isoformat())
     except (ValueError, KeyError, OSError):  # no date; no zone; a directory of zones
         return None
 
 
 def joined(seconds: object, rest: object) -> int | None:
     """The nanoseconds of a time in two parts. None: it is not understood."""
-    whole, more = known(scalar(seconds)), scalar(rest)
+    whole, more = nanoseconds_of(scalar(seconds)), scalar(rest)
     return whole + more if whole and type(more) is int and 0 <= more < SECOND else None
 
 
@@ -234,7 +234,11 @@ def framed(line: str) -> Log | None:
     stored, sent = level(int(priority) & 7)
     service = app if app != "-" else None
     return Log(
-        time=known(time), level=stored, service=service, message=message, attributes={**attributes, "level": sent}
+        time=nanoseconds_of(time),
+        level=stored,
+        service=service,
+        message=message,
+        attributes={**attributes, "level": sent},
     )
 
 
@@ -255,25 +259,24 @@ class LogsDecoder(JsonDecoder):
         return loose(part)
 
     @override
-    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if not OBJECTS.match(body) and not bodies.is_json(body):  # a line may begin as JSON does: `[warn] disk full`
             return self.text(body, message, budget)
         return super().json(body, message, budget)
 
     @override
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if b"\n" in body:
-            yield from walk_rows(body, message, budget, self.value, self.contents)
-        elif bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
-            yield self.form(bodies.form(body, budget.limits), message, budget)
-        elif form := typed_form(body, message, budget, MESSAGES):
-            yield self.form(form, message, budget)
-        elif body.startswith(EVENT) and bodies.is_json(event := body.removeprefix(b"data:").strip()):
-            yield from self.json(event, message, budget)
-        elif len(body) > budget.limits.record:
+            return walk_rows(body, message, budget, self.value, self.contents)
+        if bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
+            return (self.form(bodies.form(body, budget.limits), message, budget),)
+        if form := typed_form(body, message, budget, MESSAGES):
+            return (self.form(form, message, budget),)
+        if body.startswith(EVENT) and bodies.is_json(event := body.removeprefix(b"data:").strip()):
+            return self.json(event, message, budget)
+        if len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")
-        elif b"\0" in body:
+        if b"\0" in body:
             raise Invalid("text with a NUL")
-        else:
-            line = body.decode()
-            yield (framed(line) if line[:1].isdigit() else None) or Log(message=line)
+        line = body.decode()
+        return ((framed(line) if line[:1].isdigit() else None) or Log(message=line),)

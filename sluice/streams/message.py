@@ -6,9 +6,8 @@ The gateway keeps the head of a body that begins like one, too, so `parse` never
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from operator import itemgetter
 from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -19,7 +18,6 @@ from sluice.streams.record import Invalid
 
 KEPT = b"POST /"  # what a kept message begins with
 NAMED = b"POST / HTTP/1.1" + SENT_BY  # what `sender_head` begins with
-BEGINNING = itemgetter(slice(len(KEPT)))
 NOBODY: Mapping[int, str] = MappingProxyType({})
 # these describe the original body, not a part of it
 ENTITY = re.compile(rb"(?:content-encoding|content-length|transfer-encoding):[^\n]*\n", re.IGNORECASE)
@@ -76,13 +74,6 @@ def named_object(item: bytes) -> bytes:
     """The JSON object behind a head that says only who sent it; b"" if the item is something else."""
     at = item.find(b"\r\n\r\n") + 4 if item.startswith(NAMED) else 0
     return item[at:] if at and item.startswith(b"{", at) else b""
-
-
-def senders(items: Sequence[bytes], first: int) -> Mapping[int, str]:
-    """The names of the API keys with which list items were sent, by sequence number. first: the number of the first."""
-    if KEPT not in map(BEGINNING, items):  # of a list of plain bodies, in a third of the time
-        return NOBODY
-    return {seq: name for seq, item in enumerate(items, first) if (name := sender(item))}
 
 
 def field(lines: bytes, name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
+from itertools import chain
 
 import msgspec
 
@@ -15,7 +16,7 @@ from sluice.streams.decoder import JsonDecoder, Result, check_text, load, typed_
 from sluice.streams.lenient import reader, texts
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record, Text
-from sluice.streams.times import Time, known
+from sluice.streams.times import Time, nanoseconds_of
 
 Value = float | int | str | bool
 
@@ -46,7 +47,7 @@ def build(wire: Plain) -> Metric:
         if kind == "string" and (name := NOT_FINITE.get(str(value))):
             value, field = name, state(field)
     return Metric(
-        time=known(wire.time, wire.ts, wire.timestamp),
+        time=nanoseconds_of(wire.time, wire.ts, wire.timestamp),
         name=wire.name,
         tags=wire.tags or wire.labels or {},
         field=field,
@@ -128,15 +129,12 @@ class MetricsDecoder(JsonDecoder):
         return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags or wire.labels), labels=None))
 
     @override
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if bodies.is_form(body, b"name"):  # line protocol has a space before the fields of a line
-            yield self.form(bodies.form(body, budget.limits), message, budget)
-            return
+            return (self.form(bodies.form(body, budget.limits), message, budget),)
         if form := typed_form(body, message, budget, ("name",)):
-            yield self.form(form, message, budget)
-            return
-        for decoder in self.texts:
-            yield from load(decoder)(body, None, budget)
+            return (self.form(form, message, budget),)
+        return chain.from_iterable(load(decoder)(body, None, budget) for decoder in self.texts)
 
     @override
     def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sluice.streams.body import Budget
 from sluice.streams.message import Message
 from sluice.streams.record import RANGES, Gps, Invalid
-from sluice.streams.times import Time, known
+from sluice.streams.times import Time, nanoseconds_of
 
 Number = float | int | str | None
 
@@ -109,7 +109,7 @@ def position(
     if "\0" in name:  # `check_texts` takes 0.3 µs
         raise Invalid("text with a NUL")
     return Gps(
-        time=known(time),
+        time=nanoseconds_of(time),
         device=name,
         lat=required(lat, "latitude", "lat"),
         lon=required(lon, "longitude", "lon"),

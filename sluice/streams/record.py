@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf, isfinite
 from sys import float_info
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 # What 64 bits hold, to look up an int in: for a float, `in` would search the whole range
 INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
+NOTHING: Mapping[str, int] = MappingProxyType({})
 NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
 
 
@@ -120,11 +124,27 @@ class Reject(NamedTuple):
     whole: bool = False
 
 
+class Decoded(msgspec.Struct, frozen=True, gc=False):
+    """What a list item is decoded to: all of it, so that it is decoded once, before a transaction begins.
+
+    without_rows: how many parts were valid and have no row, by kind. A client's status message is one.
+    size: bytes of the inflated body, and of what several records have of it; 0: those of the item.
+    """
+
+    records: Sequence[Record] = ()
+    rejects: Sequence[Reject] = ()
+    without_rows: Mapping[str, int] = NOTHING
+    size: int = 0
+
+    def __iter__(self) -> Iterator[Record | Reject]:
+        return chain(self.records, self.rejects)
+
+
 class Limits(NamedTuple):
     """The limits of one body (docs/protocol/http.md). The defaults are those of the default settings.
 
     inflated: bytes of its content after decompression.
-    records: number of records; an invalid one counts as 50.
+    records: number of records: a list of as many metrics takes 26 MB. What else a body has counts, too: see `Budget`.
     record: bytes of one record whose type does not bound its memory; a line of line protocol may have a quarter. A
         worker decodes one record at a time, and needs about 25 times its size in memory.
     fields: fields of one form; the forms of the supported clients have far fewer.
@@ -134,7 +154,7 @@ class Limits(NamedTuple):
     """
 
     inflated: int = 8 << 20
-    records: int = 262_144
+    records: int = 65_536
     record: int = 1 << 20
     fields: int = 1_000
     room: int = 16 << 20

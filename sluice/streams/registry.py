@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sluice import registry
@@ -10,29 +10,29 @@ from sluice.settings import BATCH, Settings
 from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lines import LineDecoder
-from sluice.streams.record import Gps, Limits, Record, Reject, Vote
+from sluice.streams.record import Decoded, Gps, Limits, Metric, Record, Vote
 from sluice.streams.unique import Rule
 
-# The number of records in a body (docs/DECISIONS.md: A body has a budget)
-BYTES_PER_RECORD = 32  # gzip packs four million short lines into 8 KB, and rejecting one takes 3 µs
-MIN_RECORDS = 100_000
+Decode = Callable[[bytes, Limits], Decoded]
 
 
 class Stream(NamedTuple):
     """A stream: its name, its record type and its decoder.
 
     record: the type of all its records; the fields are the columns, `time` first.
-    decode: `decode(item, limits)` yields the records of a list item, which is a body or a kept HTTP message, and a
-        Reject for each part that cannot be stored. If nothing can be stored, it yields exactly one Reject with `whole`.
-        It never raises.
+    decode: `decode(item, limits)` returns what is `Decoded` of a list item, which is a body or a kept HTTP message,
+        with a Reject for each part that cannot be stored. If nothing can be, it is exactly one Reject with `whole`. It
+        never raises, and depends on nothing but its arguments.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
+    precision: "ms", or "ns" for times to the nanosecond.
     content, unique: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
     record: type[Record]
-    decode: Callable[[bytes, Limits], Iterable[Record | Reject]]
-    part: Callable[[bytes, Limits], Iterable[Record | Reject]] | None = None
+    decode: Decode
+    part: Decode | None = None
+    precision: str = "ms"
     content: bool = False
     unique: tuple[str, ...] | None = None
     rule: Rule | None = None
@@ -71,10 +71,11 @@ def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: 
     """A stream that comes with Sluice, with its wire formats."""
     formats = [known for known in registry.formats() if known.stream == name]
     decode = decoder(wire, build, formats).fast_path(record if record in (Gps, Vote) else None)
-    return Stream(name, record, decode, content=record is not Vote)  # two voters may say the same in the same second
+    precision = "ns" if record is Metric else "ms"
+    content = record is not Vote  # two voters may say the same in the same second
+    return Stream(name, record, decode, precision=precision, content=content)
 
 
 def limits(config: Settings) -> Limits:
     """The limits of one body."""
-    inflated = BATCH * config.max_body
-    return Limits(inflated, max(MIN_RECORDS, inflated // BYTES_PER_RECORD))
+    return Limits(BATCH * config.max_body)

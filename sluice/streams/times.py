@@ -72,7 +72,7 @@ def iso(text: str) -> int:
     return seconds * SECOND + int(f"{fraction or '0':0<9.9}")
 
 
-def known(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
+def nanoseconds_of(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
     """The time of a record: the first of these that is understood; None if none is: the time of arrival is stored."""
     if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
         return time * SECOND
@@ -86,7 +86,7 @@ def known(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
     return None
 
 
-def first(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
+def first_field(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
     """The time of a record: the first of its three fields that was sent, or None. Raises: Invalid."""
     if time is None:
         time = ts if ts is not None else timestamp

@@ -1,19 +1,32 @@
 """Keys: what makes two bodies, or two records, one, so that what a sender sends again is stored once.
 
-A body has the key that its sender gives: Idempotency-Key (draft-ietf-httpapi-idempotency-key-header-07), webhook-id
-(Standard Webhooks), X-GitHub-Delivery, or CloudEvents' ce-source with ce-id. Without one, a body of telemetry is its
-own key, if each of its records has its own time: two such bodies with the same content mean the same.
+    a body with Idempotency-Key, webhook-id, …    hash(sender, name of the field, key)                 16 bytes
+    a body of telemetry, each record timed        seconds of the first record | hash(sender, content)  4 + 12 bytes
+    a record, with a time among its fields        seconds of the record | hash(sender, fields, values) 4 + 12 bytes
+    a record, else                                hash(sender, fields, values)                         16 bytes
+    anything else                                 no key: each one is stored
+
+- **A given key** is Idempotency-Key (draft-ietf-httpapi-idempotency-key-header-07), webhook-id (Standard Webhooks),
+  X-GitHub-Delivery, or CloudEvents' ce-source with ce-id. It counts whatever the body says, also if it is rejected: but
+  not if the signature is wrong, because whoever knows the key could then take it from its sender.
+- **The content** is a key only if each record has its own time: then two bodies with the same content mean the same. Of
+  votes, two may be equal and count twice (`Stream.content`).
+- **Keys of records** are for senders that group anew what they send again (`Stream.unique`, INGEST_UNIQUE=…/record). A
+  body of such a stream has a key only if one was given.
 
 A key is one of the sender whose named API key came with it: what another one sends is not the same, whatever it says.
 
 A key that has a time begins with it, so that what is sent at one time has its keys in one place of the index. Keys
 without order would each change another page of it.
+
+Stored keys outlive a version, so what is hashed, and how, must not change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import cache
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -22,8 +35,8 @@ import msgspec
 
 from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import GZIP, ZSTD, inflated
-from sluice.streams.message import Message, lowered, parse, raw_field, sender
-from sluice.streams.record import Invalid, Limits, Record
+from sluice.streams.message import KEPT, Message, lowered, parse, raw_field, sender
+from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.times import SECOND, in_utc
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
@@ -46,43 +59,48 @@ class Rule(NamedTuple):
     content: bool = False
     fields: tuple[str, ...] | None = None
 
-    def read(self, item: bytes, limits: Limits) -> tuple[bytes | None, int]:
-        """The hash that makes the key of an item (`key_of`), None if it has none; and bytes of its body, inflated."""
+    def body_key(
+        self, item: bytes, records: Sequence[Record], rejects: Sequence[Reject], limits: Limits
+    ) -> bytes | None:
+        """The key of a body; None: it has none. records, rejects: that it was decoded to, all of them."""
         if item[:1] not in SPECIAL:
-            return sha256(item).digest()[:CONTENT_BYTES] if self.content else None, len(item)
+            return content_key(records, sha256(item)) if self.content and records else None
+        if not records and (not rejects or rejects[0].reason.startswith(FORGED)):
+            return None
         try:
-            message = parse(item) if item.startswith(b"POST /") else None
-            body = message.body if message else item
+            message = parse(item) if item.startswith(KEPT) else None
             who = sent_by(item)
-            encoding = message.field("Content-Encoding") if message else ""
-            zipped = body.startswith((GZIP, ZSTD)) or encoding.lower() not in ("", "identity")
             if message and (given := given_key(message)):
-                # unknown, and not read for this
-                size = limits.inflated if zipped else len(body)
-                return sha256(who + given).digest()[:GIVEN_BYTES], size
-            if zipped and self.content:  # the head of a gzip file has a time
-                body = inflated(body, encoding, limits.inflated)
+                return sha256(who + given).digest()[:GIVEN_BYTES]
+            if not self.content or not records:
+                return None
+            body = message.body if message else item  # without its compression: the head of a gzip file has a time
+            body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
         except Invalid:  # the decoder says why
-            return None, len(item)
-        if not self.content:
-            return None, limits.inflated if zipped else len(body)
-        means = message.start if message else b""
+            return None
+        means = who
         if message:
-            means += b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
-        return sha256(who + means + body).digest()[:CONTENT_BYTES], len(body)
+            means += message.start + b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
+        return content_key(records, sha256(means + body))
+
+
+def content_key(records: Sequence[Record], digest: Any) -> bytes | None:
+    """The key of a content. digest: of all that it means."""
+    for record in records:
+        if record.time is None:
+            return None
+    return timed_key(records[0].time, digest.digest())
+
+
+def timed_key(time: int | None, digest: bytes) -> bytes | None:
+    """time: nanoseconds since 1970; None: of arrival."""
+    return None if time is None else (time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest[:CONTENT_BYTES]
 
 
 def sent_by(item: bytes) -> bytes:
     """What the keys of an item begin with before they are hashed: its sender; b"" if it has none."""
     name = sender(item)
     return name.encode("latin-1") + b"\r" if name else b""  # neither a key nor a request line has a CR
-
-
-def key_of(digest: bytes, time: int | None) -> bytes | None:
-    """The key of a body; None: it has none. time: of its first record (nanoseconds since 1970), None: of arrival."""
-    if len(digest) == GIVEN_BYTES:
-        return digest
-    return None if time is None else (time // SECOND & 0xFFFFFFFF).to_bytes(4, "big") + digest
 
 
 def given_key(message: Message) -> bytes:
@@ -102,6 +120,7 @@ def given_key(message: Message) -> bytes:
     return b""
 
 
+@cache
 def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
     """What makes the key of a record, given `sent_by`; None: a record without a time or such a value has none."""
     encode = msgspec.json.Encoder(order="deterministic").encode
@@ -118,13 +137,15 @@ def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
         elif fields:
             found = [*map(as_stored, found)]
         digest = sha256(who + named + encode(found)).digest()
-        return key_of(digest[:CONTENT_BYTES], record.time) if timed else digest[:GIVEN_BYTES]
+        return timed_key(record.time, digest) if timed else digest[:GIVEN_BYTES]
 
     return key
 
 
 def as_stored(value: Any) -> Any:
     """A value as the database has it, if JSON has several forms of that."""
+    if value.__class__ is float:
+        return value + 0.0  # -0.0 is 0.0
     if value.__class__ is not datetime:
         return value
     try:

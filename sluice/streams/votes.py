@@ -10,7 +10,7 @@ from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
 from sluice.streams.record import Text, Vote
-from sluice.streams.times import Time, known
+from sluice.streams.times import Time, nanoseconds_of
 
 
 class Plain(msgspec.Struct, gc=False):
@@ -23,7 +23,9 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def build(wire: Plain) -> Vote:
-    return Vote(time=known(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter)
+    return Vote(
+        time=nanoseconds_of(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter
+    )
 
 
 class Loose(Plain):

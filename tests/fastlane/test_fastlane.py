@@ -92,6 +92,9 @@ def site(
             yield Site(server, port)
 
 
+READER = "sluice.contrib.views.lane.ReaderLane"  # whose answers may be heavy
+
+
 @pytest.fixture(scope="module", params=RUNTIMES)
 def echo(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Serves apps.echo."""
@@ -376,7 +379,7 @@ def test_many_concurrent_large_bodies_take_bounded_memory(size: int, path: str, 
 
 def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
     """Their clients read, as nginx does, but not before the loop has gone on."""
-    with site("support.wsgi_apps:odd") as running:
+    with site("support.wsgi_apps:odd", "-k", READER) as running:
         worker, count = running.worker(), 100
         clients = [Client(running["unix"]) for _ in range(count)]
         readers = [threading.Thread(target=client.answer) for client in clients]
@@ -392,7 +395,7 @@ def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
 
 
 def test_large_answers_that_nobody_takes_take_bounded_memory_and_keep_nobody_waiting_for_long() -> None:
-    with site("support.wsgi_apps:odd") as running:
+    with site("support.wsgi_apps:odd", "-k", READER) as running:
         worker, count = running.worker(), 40
         clients = [Client(running["unix"]) for _ in range(count)]
         before = memory(worker, "VmHWM")

@@ -9,7 +9,7 @@ import pytest
 
 from proving.harness import ROOT
 
-pytestmark = pytest.mark.contract
+pytestmark = pytest.mark.nightly
 
 CORPUS = ROOT / "tests/fuzz/corpus"
 TARGETS = sorted(file.stem for file in CORPUS.iterdir())

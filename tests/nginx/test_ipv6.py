@@ -249,7 +249,7 @@ def started(prepare: Callable[[], None]) -> str:
         prepare()
         with short_tmp() as tmp, installation(tmp) as server:
             assert post(server.port, "/votes", b'{"poll":"p","choice":"c"}')[0] == 200
-            lines = (tmp / "etc/sluice.conf").read_text().splitlines()
+            lines = (tmp / "etc/includes/listen.conf").read_text().splitlines()
             return "\n".join(line.strip() for line in lines if "listen " in line).replace(str(server.port), "PORT")
 
     return in_thread(test)
@@ -260,7 +260,7 @@ BOTH = "listen PORT backlog=65535 reuseport;\n{}listen [::]:PORT backlog=65535 r
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="its system calls have other numbers")
 def test_a_machine_whose_kernel_has_no_ipv6_starts() -> None:
-    assert started(without_ipv6_sockets) == BOTH.format("#")
+    assert started(without_ipv6_sockets) == BOTH.format("# without IPv6: ")
 
 
 @needs_root
@@ -271,4 +271,5 @@ def test_a_machine_whose_ipv6_is_disabled_starts() -> None:
 
 @needs_ipv6
 def test_nginx_listens_on_both_families() -> None:
-    assert "\n    listen [::]:8080 " in configure.nginx_configuration(configure.settings.load({}))["sluice.conf"]
+    files = configure.nginx_configuration(configure.settings.load({}))
+    assert "\nlisten [::]:8080 " in files["includes/listen.conf"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
+from sluice import registry, settings
 from sluice.routes import ROUTES
+from sluice.run import nginx as made
 from support.nginx_front import HOST, OK, Gateway, front, problem
 
 pytestmark = pytest.mark.contract
@@ -39,6 +42,7 @@ def gateway(both: tuple[Server, Gateway]) -> Gateway:
     return both[1]
 
 
+CORE = "/metrics", "/gps", "/votes", "/logs"  # the paths of the core's own streams
 BAD = problem("Bad Request", 400, "The request is not well-formed HTTP; it had no effect.")
 LARGE = problem("Content Too Large", 413, "The body is too large; the request had no effect. Send smaller bodies.")
 LONG = problem("URI Too Long", 414, "The request line is too long; the request had no effect.")
@@ -249,7 +253,8 @@ def test_unknown_paths_are_passed_to_the_gateway(web: Server, gateway: Gateway) 
 
 
 def test_secrets_are_not_passed_to_the_gateway(web: Server, gateway: Gateway) -> None:
-    post(web.port, "/write?u=x", b"m v=1", {"Authorization": "Token secret", "Cookie": "s=secret", "X-Limit-U": "jane"})
+    given = {"Authorization": "Token secret", "Cookie": "s=secret", "X-Limit-U": "jane"}
+    post(web.port, "/owntracks?u=x", b"{}", given)
     assert b"secret" not in gateway.requests[0]
     assert b"\r\nX-Limit-U: jane\r\n" in gateway.requests[0]
 
@@ -262,7 +267,7 @@ OTHERS = {"User-Agent": "test", "traceparent": "00-1-2-01", "X-Limit-U": "jane",
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))
-def test_a_route_passes_the_whole_head_if_it_keeps_it_and_else_what_the_gateway_uses(
+def test_a_route_passes_what_the_gateway_uses_and_what_its_decoder_reads(
     path: str, web: Server, gateway: Gateway
 ) -> None:
     route = ROUTES[path]
@@ -270,8 +275,9 @@ def test_a_route_passes_the_whole_head_if_it_keeps_it_and_else_what_the_gateway_
     post(web.port, path, b"x", SENT | OTHERS | encoded)
     lines = gateway.requests[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
     passed = dict(line.split(": ", 1) for line in lines)
-    whole = OTHERS | {"X-Real-IP": "127.0.0.1"} if route.keep_head or route.json else {}
-    assert passed == {"Host": "localhost", "Content-Length": "1"} | SENT | encoded | whole
+    named = {name: value for name, value in OTHERS.items() if name in (route.fields or ())}
+    address = {} if route.fields is None else {"X-Real-IP": "127.0.0.1"}
+    assert passed == {"Host": "localhost", "Content-Length": "1"} | SENT | encoded | named | address
 
 
 def test_a_view_gets_no_fields(web: Server, gateway: Gateway) -> None:
@@ -386,29 +392,22 @@ def test_an_unwritable_temporary_directory_is_a_503_with_retry_after() -> None:
         assert gateway.requests == []
 
 
-def test_the_systems_nginx_accepts_sluice_conf_as_it_is() -> None:
+def test_nginx_accepts_the_configuration_as_it_is() -> None:
+    """That of the core, as it is in nginx/: without settings, and without the folders of contrib."""
     with short_tmp() as tmp:
-        server = (ROOT / "nginx/sluice.conf").read_text().replace("8080 ", f"{free_port()} ")
-        (tmp / "sluice.conf").write_text(server)  # except the port, which bin/up may be using
-        (tmp / "nginx.conf").write_text(f"pid {tmp}/pid; events {{}} http {{ include {tmp}/sluice.conf; }}")
-        command = [shutil.which("nginx", path="/usr/sbin:" + os.environ["PATH"]), "-t", "-c", tmp / "nginx.conf"]
+        shutil.copytree(ROOT / "nginx", tmp / "etc")
+        main = (tmp / "etc/nginx.conf").read_text()
+        (tmp / "etc/nginx.conf").write_text(re.sub(r"/(?:run|var/lib)/sluice/", f"{tmp}/", main))
+        listen = tmp / "etc/includes/listen.conf"
+        listen.write_text(listen.read_text().replace("8080 ", f"{free_port()} "))  # which bin/up may be using
+        command = [shutil.which("nginx", path="/usr/sbin:" + os.environ["PATH"]), "-t", "-c", tmp / "etc/nginx.conf"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert "test is successful" in done.stderr
         assert "[warn]" not in done.stderr
 
 
-def test_a_graceful_stop_answers_the_requests_in_progress() -> None:
-    with front() as (web, gateway), connect(web.port) as connection:
-        connection.sendall(b"POST /votes HTTP/1.1\r\n" + HOST + b"Content-Length: 10\r\n\r\nhalf ")
-        web.process.send_signal(3)
-        poll(lambda: not listens(web.port), what="nginx stops listening")
-        connection.sendall(b"other")
-        assert answer(connection)[0] == 200
-
-
-def listens(port: int) -> bool:
-    try:
-        connect(port, 1).close()
-    except OSError:
-        return False
-    return True
+def test_the_shipped_includes_are_those_of_the_core_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "contributions", dict)
+    monkeypatch.setattr(made, "load_routes", lambda module: {path: ROUTES[path] for path in CORE})
+    files = made.includes(settings.load({"INGEST_HOME": "/var/lib/sluice"}))
+    assert files == {path.name: path.read_text() for path in (ROOT / "nginx/includes").iterdir()}

@@ -135,7 +135,7 @@ def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str,
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_the_installed_package_has_the_command_and_the_names_for_users_modules(tmp: Path) -> None:
     """`pip install .` into an empty virtual environment; it then borrows the requirements of this one."""
     source, venv = tmp / "source", tmp / "venv"

@@ -42,12 +42,14 @@ MENDED = """
 import msgspec
 from sluice.streams.built_in import STREAMS as OLD
 from sluice.streams.registry import Stream
-from sluice.streams.record import Reject, Vote
+from sluice.streams.record import Decoded, Reject, Vote
 
 def decode(body, bounds):
     if not body.isdigit():
-        return [Reject(body, "not a number", True)]
-    return [Reject(body, "a seventh", True)] if int(body) % 7 == 0 else [Vote(poll="p", choice=body.decode())]
+        return Decoded(rejects=[Reject(body, "not a number", True)])
+    if int(body) % 7 == 0:
+        return Decoded(rejects=[Reject(body, "a seventh", True)])
+    return Decoded([Vote(poll="p", choice=body.decode())])
 
 STREAMS = {"votes": Stream("votes", Vote, decode)}
 """

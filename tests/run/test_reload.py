@@ -1,7 +1,7 @@
 """Reloads under load: gunicorn's HUP, its upgrade (USR2), nginx's HUP. No request fails; each body is stored once.
 
-`bin/test tests/run/test_reload.py --reloads 100 -o faulthandler_timeout=0` does each a hundred times, at a low and at
-a high rate, in about twenty minutes.
+`bin/test --nightly tests/run/test_reload.py --reloads 100 -o faulthandler_timeout=0` does each a hundred times, at a
+low and at a high rate, in about twenty minutes.
 """
 
 from __future__ import annotations

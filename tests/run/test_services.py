@@ -38,8 +38,8 @@ from proving.harness import (
     redis_server,
     running,
 )
-from sluice import settings
-from sluice.run import configure, reload, services
+from sluice import registry, settings
+from sluice.run import configure, programs, reload, services
 from support.posting_clients import Load
 
 UNITS = (
@@ -115,7 +115,8 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
     more |= {"sluice-worker@.service.d/network.conf"}
-    more |= {f"{unit}.d/network.conf" for unit in (*services.DATABASE_USERS, "sluice-gateway.service")}
+    users = "scale", "follower", "metrics", "page", "gateway"
+    more |= {f"sluice-{name}.service.d/network.conf" for name in users}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
     assert "ExecStart=/srv/sluice/.venv/bin/python" in unit
@@ -133,9 +134,20 @@ def test_a_worker_that_sends_rows_to_another_machine_has_the_network(rows: str) 
 
 
 def test_every_program_of_bin_up_has_a_unit() -> None:
-    programs = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
-    names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in (ROOT / "deploy/systemd").iterdir()}
-    assert programs <= names
+    core = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
+    names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in unit_files()}
+    assert core | registry.declared("programs").keys() <= names
+
+
+def test_every_unit_of_a_contribution_is_enabled_with_its_program() -> None:
+    s = settings.load({"INGEST_WORKERS": "auto"})
+    enabled = {unit for part in programs.declared(s).values() for unit in part.units}
+    files = {path.name for folder in programs.unit_folders() for path in folder.iterdir() if path.is_file()}
+    assert enabled == files
+
+
+def unit_files() -> list[Path]:
+    return [path for folder in (ROOT / "deploy/systemd", *programs.unit_folders()) for path in folder.iterdir()]
 
 
 def test_no_command_of_the_page_starts_a_service_that_is_off() -> None:
@@ -143,7 +155,7 @@ def test_no_command_of_the_page_starts_a_service_that_is_off() -> None:
     page = (ROOT / "docs/OPERATING.md").read_text()
     commands = re.findall(r"^\| `systemctl (\S+) ([^`]*)`", page, re.M)
     assert {verb for verb, _ in commands} == {"try-restart", "reload", "stop"}
-    installed = {path.stem for path in (ROOT / "deploy/systemd").iterdir()} | {"nginx", "sluice.target"}
+    installed = {path.stem for path in unit_files()} | {"nginx", "sluice.target"}
     named = {word.strip("'").rstrip("*") for _, units in commands for word in units.split()}
     assert named <= installed | {"sluice-worker@"}
     assert {"sluice-gateway", "sluice-reader", "sluice-worker@", "sluice-scale", "sluice-follower"} <= named
@@ -192,6 +204,7 @@ def test_what_services_do_not_support_is_reported_in_one_line(
 
 # --- an installation of its own, while systemd does not run ------------------------------------------
 
+UNITS_OF_CONTRIB = [unit for part in programs.declared(settings.load({})).values() for unit in part.units]
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-ec"]
 SYSTEM = r"""
 mount -t tmpfs none "$0"
@@ -229,7 +242,7 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
         bin/provision services
         stat -c '%n %a %U' /etc/default/sluice /var/lib/sluice/etc/sluice.conf
         ls /etc/systemd/system/sluice.target.wants
-        grep -q 'listen .*:8099' /var/lib/sluice/etc/sluice.conf
+        grep -q 'listen .*:8099' /var/lib/sluice/etc/includes/listen.conf
     """)
     later = "sluice: systemd is not running; the services start when it does."
     texts = services.files(settings.load(services.given("", {})), ROOT)
@@ -239,7 +252,7 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
         later,
         "/etc/default/sluice 600 root",
         "/var/lib/sluice/etc/sluice.conf 600 sluice",
-        *sorted([*services.VIEWS, "sluice-worker@1.service"]),
+        *sorted([*UNITS_OF_CONTRIB, services.SCRATCH, "sluice-worker@1.service"]),
     ]
 
 
@@ -271,7 +284,8 @@ def test_services_that_settings_turn_off_are_disabled(system: Callable[[str], li
         ls /etc/systemd/system/sluice.target.wants
     """)
     assert lines.index("2") < lines.index("0")
-    assert lines[lines.index("0") + 1 :] == ["sluice-worker@1.service", "sluice-worker@2.service"]
+    on = "sluice-metrics.service", "sluice-page.service", "sluice-worker@1.service", "sluice-worker@2.service"
+    assert lines[lines.index("0") + 1 :] == [*on]
     (other,) = (line for line in lines if "already uses /etc/nginx/conf.d/other.conf" in line)
     assert "include /var/lib/sluice/etc/sluice.conf in its http block" in other
 

@@ -281,7 +281,7 @@ def test_a_start_ends_the_processes_of_a_killed_bin_up_and_stores_their_bodies(t
             assert not closing.exists()
             ended = re.findall(r"An earlier bin/up was killed; ended its (\w+)\.", again.said())
             # writes are taken until the worker has ended
-            assert ended[-7:] == ["worker", "nginx", "gateway", "reader", "follower", "views", "redis"]
+            assert ended[-5:] == ["worker", "nginx", "gateway", "views", "redis"]
             assert set(left).isdisjoint(pid for name in PROGRAMS for pid in again.pids(name))
 
 
@@ -408,7 +408,7 @@ def test_a_socket_in_use_is_one_line_and_status_1(shared: Server, tmp: Path) -> 
     status, words = refused({"INGEST_PORT": free_port()}, tmp)
     assert (status, words) == (
         1,
-        f"sluice: another server listens on {views}, where bin/up starts that of the views.\n",
+        f"sluice: another server listens on {views}, where bin/up starts its second Redis.\n",
     )
 
 
@@ -583,11 +583,11 @@ def test_settings_that_would_let_nobody_in_stop_the_start(tmp: Path) -> None:
     (tmp / "keys").touch(0o600)
     (tmp / "keys").write_text("# none yet\n")
     with pytest.raises(settings.SettingError, match="has no key: every request would get 401."):
-        up.check_access(settings.load({"INGEST_API_KEYS": str(tmp / "keys")}))
+        configure.secrets(settings.load({"INGEST_API_KEYS": str(tmp / "keys")}))
     with pytest.raises(settings.SettingError, match="has no NAME:HASH; htpasswd writes them."):
-        up.check_access(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
+        configure.secrets(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
     (tmp / "keys").write_text("# of the office\nann:$apr1$x$y\n")
-    up.check_access(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
+    configure.secrets(settings.load({"INGEST_PASSWORDS": str(tmp / "keys")}))
 
 
 @pytest.mark.contract

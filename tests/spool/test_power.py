@@ -28,10 +28,9 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import Entry
+from sluice.store.types import Body
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
-from support.store_contract import again
 from worker import Worker
 
 pytestmark = [
@@ -305,13 +304,11 @@ def step(redis: Server, store: Store, settle: bool) -> None:
     claim = outlet.claim("votes", max_bodies=3, lease=0.001)
     assert claim
 
-    @again
-    def entries() -> Iterator[Entry]:
-        for seq, body in enumerate(outlet.items(claim), claim.first):
-            for thing in STREAMS["votes"].decode(body, LIMITS):
-                yield seq, claim.received(seq)[0], body, thing
-
-    assert store.persist(claim, entries).records == claim.count
+    bodies = [
+        Body.of(seq, claim.received(seq)[0], item, STREAMS["votes"].decode(item, LIMITS))
+        for seq, item in enumerate(outlet.items(claim), claim.first)
+    ]
+    assert store.persist(claim, bodies).records == claim.count
     if settle:
         outlet.settle(claim)
 

@@ -12,9 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -29,14 +27,12 @@ from sluice.contrib.access.signed import signed
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.dead_letters import Letters
-from sluice.ops.replay import decoded
+from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
-from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store import bounds, expiry
-from sluice.store.entries import Entries, Repeats
+from sluice.store.decoding import decode_claim
 from sluice.store.expiry import KeyExpiry
-from sluice.store.keys import end
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
@@ -74,15 +70,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return pg.url
 
 
-@pytest.fixture(autouse=True, params=["before", "after"])
-def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether keys of bodies are put before or after their rows."""
-    monkeypatch.setattr(bounds, "SEVERAL_BYTES", {"before": 1 << 40, "after": -1}[request.param])
-
-
-before_rows = pytest.mark.parametrize("order", ["before"], indirect=True)
-
-
 class Here:
     """A database, and a list of bodies that are claimed one claim after the other."""
 
@@ -93,7 +80,7 @@ class Here:
         elsewhere = open_elsewhere(parse_rows(rows), self.streams)
         self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
-        self.epoch, self.next, self.repeats = epoch, 1, Repeats()
+        self.epoch, self.next = epoch, 1
 
     def claim(self, stream: str, *items: bytes, size: int = 0) -> Claim:
         first, self.next = self.next, self.next + len(items)
@@ -103,12 +90,13 @@ class Here:
         """Store bodies of one claim, which may take several transactions: (records, letters)."""
         claim: Claim | None = self.claim(stream, *items, size=size)
         counts, records, letters = Histogram((1.0,)), 0, 0
+        self.store.rules[stream] = self.streams[stream].rule  # tests change it
         while claim:
             bodies = [*items[-claim.count :]]
-            entries = Entries(claim, bodies, self.streams[stream], limits, counts, repeats=self.repeats)
-            stored = entries.persist(self.store)
+            group = decode_claim(claim, bodies, self.streams[stream], limits, counts, bounds.TURN_SECONDS)
+            stored = self.store.persist(claim.part(claim.first, group.end), group.bodies, limits)
             records, letters = records + stored.records, letters + stored.letters
-            claim = claim.after(entries.end)
+            claim = claim.after(group.end)
         return records, letters
 
     def rows(self, stream: str) -> int:
@@ -120,7 +108,7 @@ class Here:
         letters = [letter for some in Letters(self.store).oldest_first([*self.streams], 100) for letter in some]
         stored, dead, reasons = 0, 0, list[str]()
         while letters:
-            done = self.store.replay(letters, lambda letter: decoded(self.streams, limits, letter), limits=limits)
+            done = self.store.replay(letters, lambda letter: decode_letter(self.streams, limits, letter), limits=limits)
             letters = letters[done.seen :]  # a transaction takes about a second
             stored, dead, reasons = stored + done.stored, dead + done.dead, [*reasons, *done.reasons]
         return stored, dead, reasons
@@ -134,6 +122,7 @@ def keyed(key: str, body: bytes, path: str = "/votes", field: str = "Idempotency
     return f"POST {path} HTTP/1.1\r\nHost: x\r\n{field}: {key}\r\n\r\n".encode() + body
 
 
+LARGE = 1 << 16  # bytes of a body
 VOTE = b'{"poll":"p","choice":"c"}'
 
 
@@ -224,7 +213,7 @@ def test_gzip_and_the_head_of_a_retry_do_not_make_another_content(url: str) -> N
 def test_a_large_body_is_its_own_key_only_if_its_last_record_has_a_time_too(url: str) -> None:
     here = Here(url)
     many = b",".join(fix(f"d{n}") for n in range(3_000))
-    assert len(many) > bounds.SMALL_BYTES
+    assert len(many) > LARGE
     assert here.put("gps", b"[" + many + b"]", b"[" + many + b"]", fix("a")) == (3_001, 0)
     assert here.put("gps", fix("a"), b"[" + many + b"]") == (0, 0)
     open_ended = b"[" + many + b"," + fix("z", None) + b"]"
@@ -246,7 +235,7 @@ def test_the_records_of_a_batch_that_was_grouped_anew_are_stored_once(url: str) 
 def test_a_body_without_rows_is_stored_and_is_no_duplicate(url: str, unique: str) -> None:
     here = Here(url, unique)
     nothing = b"[]", b'{"_type":"lwt"}', keyed("a", b"[]", "/gps"), keyed("a", b"[]", "/gps")
-    assert here.put("gps", *nothing, fix("a"), fix("a"), b"[" + b" " * bounds.SMALL_BYTES + b"]") == (1, 0)
+    assert here.put("gps", *nothing, fix("a"), fix("a"), b"[" + b" " * LARGE + b"]") == (1, 0)
     ledger = here.store.ledger("gps")
     assert (ledger.bodies, ledger.dead, ledger.duplicate, here.rows("gps")) == (7, 0, 1, 1)
 
@@ -407,85 +396,11 @@ def test_copies_that_two_workers_store_at_the_same_time_are_stored_once(url: str
     assert first.rows("gps") == 500
 
 
-@before_rows
-@pytest.mark.parametrize("seed", range(3))
-def test_the_same_is_stored_whether_keys_are_put_before_or_after_the_rows(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dice = Random(seed)  # noqa: S311  # the same in each run
-    thirds = b"[" + b",".join(fix(f"d{n}") for n in range(1_000)) + b"]", b"{", b"[1," + fix("a") + b"]"
-
-    def body() -> bytes:
-        some = [fix(f"d{dice.randrange(9)}", dice.choice((1_767_000_000, 1_767_000_001, None))) for _ in range(2)]
-        plain = dice.choice((*thirds, some[0], b"\n".join(some), gzip.compress(some[0])))
-        return keyed(f"k{dice.randrange(40)}", plain, "/gps") if dice.random() < 0.3 else plain
-
-    claims = [[body() for _ in range(dice.randrange(1, 8))] for _ in range(60)]
-    found = []
-    for order in "before", "after":
-        monkeypatch.setattr(bounds, "SEVERAL_BYTES", -1 if order == "after" else 1 << 40)
-        monkeypatch.setattr(bounds, "REPEATING_CLAIMS", 1)
-        here = Here(f"sqlite:///{tmp_path}/{order}.db")
-        counts = [here.put("gps", *claim) for claim in claims]
-        with here.store.transaction(read=True) as db:
-            rows = here.store.run(db, "SELECT seq, device, time FROM gps ORDER BY seq, device")
-        found.append((counts, rows, here.store.ledger("gps")))
-    assert found[0] == found[1] and found[0][2].duplicate > 20
-
-
-@before_rows
-def test_after_a_claim_that_was_stored_again_the_next_ones_have_their_keys_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounds, "SEVERAL_BYTES", 10)  # each is more
-    monkeypatch.setattr(bounds, "REPEATING_CLAIMS", 3)
-    here = Here(f"sqlite:///{tmp_path}/ingest.db")
-    decode, decoded = here.streams["gps"].decode, list[bytes]()
-
-    def counted(item: bytes, limits: Limits) -> Any:
-        decoded.append(item)
-        return decode(item, limits)
-
-    def times(*items: bytes) -> int:
-        decoded.clear()
-        here.put("gps", *items, size=sum(map(len, items)))
-        return len(decoded)
-
-    here.streams["gps"] = here.streams["gps"]._replace(decode=counted)
-    assert times(fix("a")) == 1
-    assert times(fix("a"), fix("b")) == 4  # rolled back, and begun again
-    assert times(fix("a"), fix("b")) == times(fix("c"), fix("b")) == 2
-    assert times(fix("a"), fix("d")) == 4
-    assert (here.rows("gps"), here.store.ledger("gps").duplicate) == (4, 5)
-
-
-@before_rows
-@pytest.mark.parametrize("before", range(0, 16, 4))
-def test_keys_are_put_while_the_next_ones_are_made_whichever_bodies_are_timed(
-    before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = Here(f"sqlite:///{tmp_path}/ingest.db")
-    here.next += before
-    put_keys, pieces = here.store.put_keys, list[int]()
-
-    def counted(*given: Any) -> Any:
-        putting = put_keys(*given)
-        next(putting)
-        while piece := (yield):
-            pieces.append(len(piece[1]))
-            putting.send(piece)
-        return end(putting)
-
-    monkeypatch.setattr(here.store, "put_keys", counted)
-    assert here.put("gps", *(fix(f"d{n}") for n in range(4 * bounds.PIECE_KEYS))) == (4 * bounds.PIECE_KEYS, 0)
-    assert len(pieces) == 4 and max(pieces) <= bounds.PIECE_KEYS + 1
-
-
-@pytest.mark.parametrize("limit", [1, 5_000, bounds.KEYED_BYTES])
+@pytest.mark.parametrize("limit", [1, 5_000, bounds.HELD_BYTES])
 def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
     url: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "KEYED_BYTES", limit)
+    monkeypatch.setattr(bounds, "HELD_BYTES", limit)
     here = Here(url)
     several = [b"[%s]" % b",".join(fix(f"d{n}") for n in range(at, at + 3)) for at in range(0, 60, 3)]
     single = [fix(f"d{n}") for n in range(60, 80)]
@@ -498,48 +413,56 @@ def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
     assert [seq for seq, _ in rows] == sorted(seq for seq, _ in rows)
 
 
-@before_rows
-def test_two_workers_whose_keys_meet_over_pieces_end_in_a_deadlock_and_store_each_body_once(
-    server: Postgres, tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_two_workers_that_store_the_same_keys_in_another_order_wait_for_each_other_and_do_not_deadlock(
+    server: Postgres, tmp: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    put = 2 * bounds.PIECE_KEYS  # PostgreSQL inserts the rows of a COPY 1,000 at a time
-    a, b = ([fix(f"{name}{n}") for n in range(put)] for name in "ab")
-    own = [
-        [fix(f"{name}{n}") for n in range(put)] for name in ("one", "two")
-    ]  # pushes the piece before it to the server
-    claims = [*a, *own[0], *b], [*b, *own[1], *a]
+    bodies = [fix(f"d{n}") for n in range(2_000)]
+    claims = bodies, bodies[::-1]
     streams = {"gps": Here(server.url).streams["gps"]}
-    decode, waited = streams["gps"].decode, set[int]()
+    decode, both = streams["gps"].decode, threading.Barrier(2)
 
-    def both_hold_keys() -> bool:
-        return server.ask(f"SELECT count(*) FROM pg_stat_progress_copy WHERE tuples_processed >= {put}") == [(2,)]
-
-    def decode_after(item: bytes, limits: Limits) -> Any:
-        if item in (own[0][-1], own[1][-1]) and threading.get_ident() not in waited:
-            waited.add(threading.get_ident())
-            poll(both_hold_keys)
+    def decode_together(item: bytes, limits: Limits) -> Any:
+        if item in (bodies[0], bodies[-1]):
+            both.wait()
         return decode(item, limits)
 
-    monkeypatch.setattr(program, "Entries", partial(Entries, seconds=300.0))  # a claim is one transaction
-    streams["gps"] = streams["gps"]._replace(decode=decode_after)
+    streams["gps"] = streams["gps"]._replace(decode=decode_together)
     url = f"{server.url}&options=-c%20deadlock_timeout%3D10ms"
     with redis_server(tmp, appendfsync="no") as redis:
         push(redis, *claims[0], *claims[1], stream="gps")
         workers = [program.Worker(Outlet(str(redis.socket)), url, streams, Limits()) for _ in claims]
         for worker in workers:
-            worker.states[0].max_bodies = len(claims[0])
+            worker.states[0].max_bodies = len(bodies)
         threads = [threading.Thread(target=worker.run, args=(True,)) for worker in workers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        taken = Inspector(str(redis.socket)).snapshot("gps").taken
-    errors = [worker.states[0].errors.n for worker in workers]
-    assert len(waited) == 2 and sorted(errors) == [0, 1] and caplog.text.count("deadlock detected") == 1
-    assert server.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(4 * put, 4 * put)]
+    assert [worker.states[0].errors.n for worker in workers] == [0, 0] and "deadlock" not in caplog.text
+    assert server.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(len(bodies), len(bodies))]
     ledger = Here(server.url).store.ledger("gps")
-    assert (ledger.bodies, ledger.duplicate, ledger.dead, taken) == (6 * put, 2 * put, 0, 6 * put)
+    assert (ledger.bodies, ledger.duplicate, ledger.dead) == (2 * len(bodies), len(bodies), 0)
+
+
+def test_all_keys_of_a_claim_are_one_statement_before_its_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Here(url)
+    assert here.put("gps", fix("first")) == (1, 0)
+    put_keys, insert, seen = here.store.put_keys, here.store.insert, list[object]()
+
+    def count_keys(*given: Any) -> Any:
+        seen.append(len(given[-1]))
+        return put_keys(*given)
+
+    def note_rows(*given: Any) -> Any:
+        seen.append("rows")
+        return insert(*given)
+
+    monkeypatch.setattr(here.store, "put_keys", count_keys)
+    monkeypatch.setattr(here.store, "insert", note_rows)
+    several = [b"[" + fix(f"a{n}") + b"," + fix(f"b{n}") + b"]" for n in range(700)]
+    assert here.put("gps", *several, *(fix(f"c{n}") for n in range(700)), keyed("k", fix("d"), "/gps")) == (2_101, 0)
+    assert seen == [1_401, "rows"]
 
 
 def test_a_key_that_expires_while_it_is_put_again_is_put(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,7 +542,7 @@ def test_a_body_on_which_the_decoder_fails_is_buried_and_the_others_are_stored(u
 
 def test_an_interrupt_while_keys_are_put_stores_nothing_and_leaves_the_connection_usable(url: str) -> None:
     here = Here(url)
-    items = [fix("car", 1_767_000_000 + n) for n in range(2 * bounds.PIECE_KEYS + 1)]
+    items = [fix("car", 1_767_000_000 + n) for n in range(1_001)]
     decode, seen = here.streams["gps"].decode, []
 
     def interrupted(item: bytes, limits: Limits) -> Any:
@@ -640,7 +563,7 @@ def test_an_interrupt_while_keys_are_put_stores_nothing_and_leaves_the_connectio
 
 def test_copies_within_a_piece_of_keys_across_pieces_and_in_another_claim_are_stored_once(url: str) -> None:
     here = Here(url)
-    items = [fix("car", 1_767_000_000 + n) for n in range(bounds.PIECE_KEYS + 10)]
+    items = [fix("car", 1_767_000_000 + n) for n in range(510)]
     assert here.put("gps", *items[:7]) == (7, 0)
     assert here.put("gps", *items, *items, items[-1]) == (len(items) - 7, 0)
     assert here.rows("gps") == len(items)
@@ -731,7 +654,6 @@ def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
 
 
-@before_rows
 def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_number(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,17 +14,17 @@ import msgspec
 import pytest
 
 from proving.harness import ROOT, short_tmp
-from sluice.store.fill import chunks
+from sluice.store.bisection import split
 from sluice.store.registry import open_store
 from sluice.store.sqlite.file import check_place, start_log
 from sluice.store.store import Store
 from sluice.store.tables import column_kind
-from sluice.store.types import Outcome, Unavailable
+from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored
-from support.store_contract import NOON, StoreTests, claim, decoded, votes
+from support.store_contract import NOON, StoreTests, body_with, claim, decoded, votes
 from support.worker_contract import WorkerTests
 
 
@@ -70,23 +70,19 @@ class SqliteStore:
             yield
 
 
-def test_a_rejected_record_is_searched_for_in_chunks_of_limited_length_and_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sluice.store.bounds.CHUNK_ENTRIES", 4)
-    monkeypatch.setattr("sluice.store.bounds.CHUNK_BYTES", 11)
+def test_bodies_are_split_into_lists_of_so_many_records() -> None:
+    def body(seq: int, records: int, rejects: int = 0) -> Body:
+        made = [Vote(poll="p", choice=f"{seq}.{n}") for n in range(records)]
+        return Body(seq, NOON, b"", made, [Reject(b"", str(n)) for n in range(rejects)])
 
-    def lengths(*bodies: bytes) -> list[int]:
-        entries: list[Any] = [(seq, NOON, body, Reject(b"", "")) for seq, body in enumerate(bodies)]
-        return [len(chunk) for chunk in chunks(entries)]
-
-    assert lengths(*[b"x"] * 9) == [4, 4, 1]
-    assert lengths(*[b"xxxxx"] * 9) == [3, 3, 3]
-    assert lengths(b"x" * 11, b"x") == [1, 1]
-    of_one_body: list[Any] = [(1, NOON, b"x" * 6, Reject(b"", ""))] * 6
-    assert [len(chunk) for chunk in chunks(of_one_body)] == [4, 2]
-    large: list[Any] = [(1, NOON, b"x", Reject(b"x" * 5, ""))] * 6
-    assert [len(chunk) for chunk in chunks(large)] == [2, 3, 1]
+    bodies = [body(1, 1), body(2, 5, 2), body(3, 0), body(4, 1), body(5, 0, 1)]
+    pieces = [*split(bodies, 4)]
+    assert [[(part.seq, len(part.records), len(part.rejects)) for part in piece] for piece in pieces] == [
+        [(1, 1, 0), (2, 3, 0)], [(2, 2, 2)], [(4, 1, 0), (5, 0, 1)],
+    ]  # fmt: skip
+    assert [record for piece in pieces for part in piece for record in part.records] == [
+        record for whole in bodies for record in whole.records
+    ]
 
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:
@@ -185,12 +181,12 @@ class TestSqlite(StoreTests):
 
         connected(before)[0].close()
         store, record = connected(after)
-        entries = [(1, NOON, b"", record(a=sent))]
+        bodies = [body_with(1, NOON, b"", record(a=sent))]
         with pytest.raises(Unavailable, match="column a of table own has the type .*: rename it"):
-            store.persist(claim("own", 1), entries)
+            store.persist(claim("own", 1), bodies)
         assert store.persist(*votes("a")).records == 1
         backend.ask("ALTER TABLE own RENAME COLUMN a TO a_before")
-        assert store.persist(claim("own", 1), entries).records == 1
+        assert store.persist(claim("own", 1), bodies).records == 1
         ((found,),) = backend.ask("SELECT a FROM own")
         assert (found if kind_of_column(after) is not object else json.loads(found)) == sent
         assert type(found) is (str if kind_of_column(after) is object else type(sent))
@@ -378,12 +374,12 @@ class TestSqlite(StoreTests):
         other = open_store(backend.url, STREAMS)
         store.db.execute("PRAGMA cache_size=10")  # what does not fit is written to the log before the commit
 
-        def entries() -> Iterator[Any]:
-            yield from votes(*["x" * 100_000] * 40)[1]
+        def interrupted(*given: Any) -> None:
             raise RuntimeError
 
+        monkeypatch.setattr(store, "add_records", interrupted)  # behind the rows, before the commit
         with pytest.raises(RuntimeError):
-            store.persist(claim("votes", 40), entries())
+            store.persist(*votes(*["x" * 100_000] * 40))
         assert self.log_size(backend) > 2 << 20
         other.fold()
         assert self.log_size(backend) == 0

@@ -271,7 +271,7 @@ def test_a_record_may_lack_its_message_if_it_has_a_time_or_says_so(sent: str) ->
 def test_a_line_that_cannot_be_stored_is_buried_alone() -> None:
     for bad, reason in ((b"a\0b", "text with a NUL"), (b"\xff", "not UTF-8: invalid start byte")):
         assert decode("logs", b"one\n" + bad + b"\ntwo") == [
-            Log(message="one"), Reject(bad, reason, False), Log(message="two")
+            Log(message="one"), Log(message="two"), Reject(bad, reason, False)
         ]  # fmt: skip
         assert reject_reason("logs", bad) == reason
     assert reject_reason("logs", rb'{"message":"m","a":{"b":["\u0000"]}}') == "text with a NUL"

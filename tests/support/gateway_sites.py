@@ -74,7 +74,10 @@ class Site:
 @contextlib.contextmanager
 def gateway_site(redis: Server, name: str, runtime: str) -> Iterator[Site]:
     """name, runtime: one of `runtimes.SERVERS`."""
-    env = {"INGEST_SPOOL": redis.socket, "INGEST_MAX_BODY": MAX_BODY, "INGEST_MAX_MEMORY": MAX_MEMORY}
+    env = {
+        "INGEST_SPOOL": redis.socket, "INGEST_MAX_BODY": MAX_BODY, "INGEST_MAX_MEMORY": MAX_MEMORY,
+        "INGEST_ROUTES": harness.ROOT / "tests/support/own_routes.py",
+    }  # fmt: skip
     client = redis_client.Redis(unix_socket_path=str(redis.socket), single_connection_client=True)
     with harness.short_tmp() as tmp:
         if name in GUNICORN:

@@ -12,7 +12,7 @@ LIMITS = registry.limits(settings.load({}))
 
 def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:
     """The records and rejects. A reject of a whole item is all there is of it."""
-    results = list(STREAMS[stream].decode(item, limits))
+    results = [*STREAMS[stream].decode(item, limits)]
     rejects = [result for result in results if isinstance(result, Reject)]
     assert not any(reject.whole and (len(results) > 1 or reject.part != item) for reject in rejects)
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from proving.harness import Server, nginx, short_tmp
 from sluice import settings
+from sluice.run import configure
 
 HOST = b"Host: localhost\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n" + b'{"message":"OK"}'
@@ -66,3 +68,19 @@ def front(*change: tuple[str, str], **env: object) -> Iterator[tuple[Server, Gat
 def problem(title: str, status: int, detail: str) -> bytes:
     """The body of an error, as in docs/protocol/http.md."""
     return b'{"type":"about:blank","title":"%b","status":%d,"detail":"%b"}' % (title.encode(), status, detail.encode())
+
+
+def as_one_text(s: settings.Settings) -> str:
+    """The configuration of these settings with what it includes in place."""
+    files = configure.nginx_configuration(s)
+    included = {f'"{s.home / "etc" / name}"': text for name, text in files.items()}
+
+    names = "|".join(map(re.escape, included))
+
+    def text_of(match: re.Match[str]) -> str:
+        return re.sub("^(?=.)", match[1], expanded(included[match[2]]), flags=re.M)
+
+    def expanded(text: str) -> str:
+        return re.sub(rf"^( *)include ({names});\n", text_of, text, flags=re.M)
+
+    return expanded(files["sluice.conf"])

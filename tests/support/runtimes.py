@@ -16,10 +16,11 @@ NO_PYPY = pytest.mark.skipif(not Path(harness.PYTHON["pypy"]).exists(), reason="
 # for each change PyPy has the HTTP contract (SERVERS), and the rest at night
 RUNTIMES = ["cpython", pytest.param("pypy", marks=[NO_PYPY, pytest.mark.nightly])]
 SIMPLE = """
+import importlib
 import sys
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 from wsgiref.validate import validator
-app = __import__(sys.argv[3]).app
+app = importlib.import_module(sys.argv[3]).app
 app = validator(app) if sys.argv[1] == "validated" else app
 make_server("127.0.0.1", int(sys.argv[2]), app).serve_forever()
 """

@@ -25,8 +25,9 @@ from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import Entry
+from sluice.store.types import Body
 from sluice.streams.built_in import load_streams
+from support.store_contract import body_with
 
 NOON = 1_767_268_800  # 2026-01-01 12:00 UTC
 RECORDS = """
@@ -71,7 +72,7 @@ class Site:
         self.views = views.load(self.settings)
         self.store = self.connect()
         self.seq = 0
-        self.claims: list[tuple[Claim, list[Entry]]] = []
+        self.claims: list[tuple[Claim, list[Body]]] = []
         self.redis: subprocess.Popen | None = None
         self.follower: subprocess.Popen | None = None
         self.running = contextlib.ExitStack()
@@ -114,25 +115,25 @@ class Site:
         """A connection to the views' Redis."""
         return redis.Redis(unix_socket_path=self.socket, socket_timeout=60)
 
-    def claim(self, stream: str, records: Iterable[Any], bodies: Iterable[bytes] = ()) -> tuple[Claim, list[Entry]]:
-        """A claim of a body for each record; of bodies, it has what the decoder makes of them."""
+    def claim(self, stream: str, records: Iterable[Any], items: Iterable[bytes] = ()) -> tuple[Claim, list[Body]]:
+        """A claim of a body for each record; of items, it has what the decoder makes of them."""
         received = NOON * 10**6 + self.seq
         first = self.seq + 1
-        entries: list[Entry] = []
+        bodies: list[Body] = []
         for record in records:
             self.seq += 1
-            entries.append((self.seq, received, b"{}", record))
-        for body in bodies:
+            bodies.append(body_with(self.seq, received, b"{}", record))
+        for item in items:
             self.seq += 1
-            found = self.streams[stream].decode(body, settings_limits())
-            entries += [(self.seq, received, body, one) for one in found]
-        return Claim(stream, f"run:{first}:{stream}", first, self.seq + 1 - first, 0, [(first, received)]), entries
+            decoded = self.streams[stream].decode(item, settings_limits())
+            bodies.append(Body.of(self.seq, received, item, decoded))
+        return Claim(stream, f"run:{first}:{stream}", first, self.seq + 1 - first, 0, [(first, received)]), bodies
 
-    def put(self, stream: str, records: Iterable[Any], bodies: Iterable[bytes] = ()) -> None:
+    def put(self, stream: str, records: Iterable[Any], items: Iterable[bytes] = ()) -> None:
         """Store records as a worker does."""
-        claim, entries = self.claim(stream, records, bodies)
-        self.claims.append((claim, entries))
-        self.store.persist(claim, entries)
+        claim, bodies = self.claim(stream, records, items)
+        self.claims.append((claim, bodies))
+        self.store.persist(claim, bodies)
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """All rows of a stream, as they are in the database."""

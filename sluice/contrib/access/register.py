@@ -45,4 +45,10 @@ CONTRIBUTION = Contribution(
     settle="sluice.contrib.access.register:settle",
     senders="sluice.contrib.access.senders:Senders",
     figures={"senders": "sluice.contrib.access.senders:SenderFigures"},
+    gateway="sluice.contrib.access.signature:extend",
+    exports={"signed": "sluice.contrib.access.signed:signed"},
+    nginx="sluice.contrib.access.nginx:files",
+    secrets="sluice.contrib.access.nginx:secrets",
+    check="sluice.contrib.access.nginx:check",
+    announce="sluice.contrib.access.nginx:announce",
 )

@@ -14,8 +14,9 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union
 
+from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import Rejected, problem
-from sluice.http.request import read
+from sluice.http.request import read, variable
 from sluice.http.routes import Route
 from sluice.settings import SettingError, secret
 
@@ -120,10 +121,7 @@ SCHEMES = {
     "standard": Scheme("webhook-signature", standard_key, standard),
 }
 
-FIELDS = frozenset(
-    "HTTP_" + name.upper().replace("-", "_")
-    for name in ("webhook-id", "webhook-timestamp", *(scheme.field for scheme in SCHEMES.values()))
-)
+FIELDS = ("webhook-id", "webhook-timestamp", *(scheme.field for scheme in SCHEMES.values()))
 
 
 class Wrong(Exception):
@@ -173,24 +171,6 @@ def has_made(key: Key, given: list[bytes], data: bytes) -> bool:
     return any(hmac.compare_digest(sent, valid) for sent in given)
 
 
-def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], bool, int], bytes]:
-    """`request.read` for a route with `signed`: a body that is not signed, or too long ago, gets 401."""
-
-    def signed_read(environ: dict[str, Any], keep_head: bool, max_body: int) -> bytes:
-        def get(name: str) -> str:
-            return str(environ.get("HTTP_" + name.upper().replace("-", "_"), ""))
-
-        item = read(environ, True, max_body)
-        try:
-            check(scheme, keys, get, item.partition(b"\r\n\r\n")[2], time.time())
-        except Wrong as wrong:
-            detail = f"S{str(wrong)[1:]}; the request had no effect."
-            raise Rejected(problem("401 Unauthorized", detail, ("WWW-Authenticate", "Webhook"))) from None
-        return item
-
-    return signed_read
-
-
 def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[Scheme, list[Key]]]:
     """The scheme and the keys of each route with `signed`. Raises: SettingError."""
     found = {}
@@ -199,3 +179,29 @@ def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[Scheme, list[Key
             name, _, file = route.signed.partition(":")
             found[path] = load(f"INGEST_ROUTES: the secret of {path}", name, file)
     return found
+
+
+def extend(routes: Mapping[str, Route], endpoints: Endpoints) -> None:
+    """Let the gateway check the bodies of routes with `signed`. Raises: SettingError."""
+    for path, (scheme, keys) in load_signed(routes).items():
+        endpoint = endpoints.plain[path]
+        endpoint.read = reading(scheme, keys)
+        endpoint.kept += map(kept_field, FIELDS)
+
+
+def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], Endpoint], bytes]:
+    """`request.read` for a route with `signed`: a body that is not signed, or too long ago, gets 401."""
+
+    def signed_read(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
+        def get(name: str) -> str:
+            return str(environ.get(variable(name), ""))
+
+        item = read(environ, endpoint)
+        try:
+            check(scheme, keys, get, item.partition(b"\r\n\r\n")[2], time.time())
+        except Wrong as wrong:
+            detail = f"S{str(wrong)[1:]}; the request had no effect."
+            raise Rejected(problem("401 Unauthorized", detail, ("WWW-Authenticate", "Webhook"))) from None
+        return item
+
+    return signed_read

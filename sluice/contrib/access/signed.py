@@ -5,11 +5,9 @@ A signature's age is not checked here: the message may have waited on the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sluice.contrib.access.signature import Wrong, check, load
 from sluice.streams.message import parse
-from sluice.streams.record import Invalid, Limits, Record, Reject
+from sluice.streams.record import Decoded, Invalid, Limits, Reject
 from sluice.streams.registry import Stream
 
 
@@ -25,14 +23,14 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
     """
     rules, known = load(f"the secret of the stream {stream.name!r}", scheme, secrets)
 
-    def decode(item: bytes, limits: Limits) -> Iterable[Record | Reject]:
+    def decode(item: bytes, limits: Limits) -> Decoded:
         try:
             message = parse(item)
             if message is None:
                 raise Wrong("signature: there is no head; the route needs keep_head=True")
             check(rules, known, message.field, message.body)
         except (Invalid, Wrong) as error:
-            return (Reject(item, str(error), True),)
+            return Decoded((), (Reject(item, str(error), True),))
         return stream.decode(item, limits)
 
     return stream._replace(decode=decode, part=stream.decode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sluice.parsers import Range
-from sluice.registry import Contribution, Setting
+from sluice.registry import Contribution, Program, Setting
 
 
 def parse_workers(text: str) -> Range:
@@ -20,4 +20,5 @@ def parse_workers(text: str) -> Range:
 CONTRIBUTION = Contribution(
     page="SCALE.md",
     settings={"workers": Setting(parse_workers, "1", "worker processes; auto: as many as the backlog needs")},
+    programs={"scale": Program("sluice.contrib.autoscale.part:scale")},
 )

@@ -6,12 +6,13 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from sluice.base.override import override
-from sluice.store.types import Entry, FarRow
+from sluice.store.types import Body, FarRow
 from sluice.streams.message import NOBODY, sender_head
 from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
@@ -20,24 +21,24 @@ Group = TypeVar("Group")
 
 
 class Rows:
-    """Records on their way to a destination, with the sequence number and the arrival of their bodies.
+    """The records of bodies on their way to a destination, in columns: with each, the sequence number, the arrival and
+    the item of its body.
 
-    received: microseconds since 1970. senders: see `Origin`. They are in columns, which are filled faster than a list
-    of tuples.
+    received: microseconds since 1970. senders: see `Origin`.
     """
 
-    senders: Mapping[int, str] = NOBODY
-    any_rejects = False  # among the records: until the rows go to a destination
-
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.columns: tuple[list[Any], ...] = [], [], [], []
-        self.seqs, self.received, self.bodies, self.records = self.columns
-        for entry in entries:
-            for column, value in zip(self.columns, entry):
-                column.append(value)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return zip(*self.columns)
+    def __init__(self, bodies: Iterable[Body] = (), senders: Mapping[int, str] = NOBODY) -> None:
+        self.senders = senders
+        self.seqs: list[int] = []
+        self.received: list[int] = []
+        self.bodies: list[bytes] = []
+        self.records: list[Record] = []
+        for body in bodies:
+            count = len(body.records)
+            self.seqs += repeat(body.seq, count)
+            self.received += repeat(body.received, count)
+            self.bodies += repeat(body.item, count)
+            self.records += body.records
 
 
 class Unwritable(Exception):

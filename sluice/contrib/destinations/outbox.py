@@ -26,20 +26,18 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sluice.base.override import override
 from sluice.contrib.destinations.destination import Carried, Destination, Object, Rejected, Rows, Unused, Unwritable
 from sluice.store import bounds
+from sluice.store.bisection import Bisection, split
 from sluice.store.chores import Chore
-from sluice.store.entries import trace
-from sluice.store.fill import Search
-from sluice.store.memory import FullWatch
+from sluice.store.decoding import trace
 from sluice.store.store import Attempt, Elsewhere, Store
-from sluice.store.types import Entry, Origin, Outcome, RowsRejected, Unavailable, shown
-from sluice.streams.record import Reject
+from sluice.store.types import Body, Origin, Outcome, RowsRejected, Unavailable, shown
 
 NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
 CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"
@@ -293,22 +291,16 @@ class Storing(Attempt):
         self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
     @override
-    def store(self, stream: str, origin: Origin, entries: Iterable[Entry], split: bool) -> Outcome:
+    def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         outcome = Outcome(0, 0)
-        search = Search(partial(self.insert, stream, origin))
-        for group, cut in groups(entries):
-            outcome = outcome.plus(search.fill(group, split or cut))
-            del group  # its memory is for the next one
+        for group in split(bodies, bounds.GROUP_RECORDS):
+            outcome = outcome.plus(Bisection(partial(self.insert, stream, origin)).store(group))
         return outcome
 
-    def insert(self, stream: str, origin: Origin, entries: Iterable[Entry]) -> Outcome:
+    def insert(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """`Store.insert` into the object of the stream, which takes nothing back."""
-        rows, rejects = entries, list[Entry]()
-        if not isinstance(rows, Rows) or rows.any_rejects:
-            rows = Rows(entry for entry in entries if entry[3].__class__ is not Reject)
-            rejects = [entry for entry in entries if entry[3].__class__ is Reject]
+        rows = Rows(bodies, origin.senders)
         if rows.seqs:
-            rows.senders = origin.senders
             try:
                 with destination_errors():
                     if stream not in self.objects:
@@ -320,8 +312,7 @@ class Storing(Attempt):
             except Rejected as error:
                 raise RowsRejected(str(error), "the destination") from None
             self.bodies[stream] += len({*rows.seqs})
-        self.ledger.bury(self.db, stream, origin.batch, origin.whole, rejects)
-        return Outcome(len(rows.seqs), len(rejects))
+        return Outcome(len(rows.seqs), self.ledger.bury(self.db, stream, origin, bodies))
 
     def note(self) -> None:
         """Note what is to be published when this transaction has committed. An object without rows never is."""
@@ -339,35 +330,6 @@ class Storing(Attempt):
                     self.new.add((stream, address))
                     self.ledger.run(self.db, USE, (stream, address))
                 note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
-
-
-def groups(entries: Iterable[Entry]) -> Iterator[tuple[Rows, bool]]:
-    """Entries in groups that fit into memory, and whether some entries of a body of a group are not in it."""
-    rows = Rows()
-    seqs, received, bodies, things = rows.columns
-    held, cut = 0, False  # bytes of the rejects
-    monotonic, watch = time.monotonic, FullWatch()
-    thing: Any
-    for seq, arrived, body, thing in entries:
-        count = len(seqs)
-        full = held >= bounds.LETTER_BYTES or count >= bounds.GROUP_RECORDS
-        if full or (not count % 8 and watch.is_full(monotonic())):  # not for each row: a call takes time
-            if count:
-                before, cut = cut, seq == seqs[-1]
-                yield rows, before or cut
-                rows = Rows()
-                seqs, received, bodies, things = rows.columns
-            held = 0
-            watch.begin()
-        seqs.append(seq)
-        received.append(arrived)
-        bodies.append(body)
-        things.append(thing)
-        if thing.__class__ is Reject:
-            held += len(thing.part)
-            rows.any_rejects = True
-    if seqs:
-        yield rows, cut
 
 
 @contextlib.contextmanager

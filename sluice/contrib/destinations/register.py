@@ -42,4 +42,6 @@ CONTRIBUTION = Contribution(
     rows="sluice.contrib.destinations.registry:open_rows",
     check="sluice.contrib.destinations.registry:check",
     chores="sluice.contrib.destinations.outbox:chores",
+    network="sluice.contrib.destinations.start:needs_network",
+    places="sluice.contrib.destinations.start:places",
 )  # fmt: skip

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 import msgspec
 
 from sluice.base.override import override
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Reject
-from sluice.streams.times import known, nanoseconds
+from sluice.streams.times import nanoseconds, nanoseconds_of
 
 
 class Event(msgspec.Struct):
@@ -37,7 +37,7 @@ class EventDecoder(JsonDecoder):
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         results = super().contents(body, message, budget)
-        time = known(message.field("ce-time")) if message else None
+        time = nanoseconds_of(message.field("ce-time")) if message else None
         return results if time is None else (at(result, time) for result in results)
 
     @override
@@ -59,6 +59,6 @@ class EventDecoder(JsonDecoder):
 
 def at(result: Result, time: int) -> Result:
     """A record with this time, unless it has its own."""
-    if isinstance(result, Reject) or result.time is not None:
+    if isinstance(result, (Reject, Empty)) or result.time is not None:
         return result
     return msgspec.structs.replace(result, time=time)

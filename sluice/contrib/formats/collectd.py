@@ -13,7 +13,7 @@ from typing import Any
 from sluice.contrib.formats.objects import records
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, each
+from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.message import Message
 from sluice.streams.metrics import state, typed
 from sluice.streams.record import Invalid, Metric, check_texts, finite
@@ -33,7 +33,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     body = body.strip()
     if body[:1] in (b"[", b"{") and (b"\n" not in body or bodies.is_json(body)):
         return records(body, budget, lambda sent: value_list(sent, budget))
-    return each(bodies.lines(body, budget), decode_line)
+    return decode_parts(bodies.lines(body, budget), decode_line)
 
 
 def value_list(sent: dict[str, Any], budget: Budget) -> list[Metric]:
@@ -82,7 +82,7 @@ def rows(
     """The rows of values at one time. Raises: Invalid."""
     if not values:
         raise Invalid("no value")
-    budget.repeat(len(values), bodies.written(tags, plugin))
+    budget.repeat(len(values), bodies.encoded_size(tags, plugin))
     made = []
     for field, sent in zip(names, values):
         if sent is not None and type(sent) not in (int, float):

@@ -16,7 +16,7 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.decoder import NUL, Result, check_text, decode_parts
 from sluice.streams.format import ENVELOPES
 from sluice.streams.logs import NO_MESSAGE, build, loose
 from sluice.streams.message import Message
@@ -41,7 +41,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     name = next(name for name in ENVELOPES if name in sent)
     inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):
-        return each((inside,), lambda one: (log(one, limit),), b'{"%b":' % name.encode(), b"}")
+        return decode_parts((inside,), lambda one: (log(one, limit),), b'{"%b":' % name.encode(), b"}")
     if not inside.startswith(b"["):
         raise Invalid(NO_MESSAGE)
     beside = b"".join(b"%b:%b," % (msgspec.json.encode(key), bytes(value)) for key, value in sent.items())
@@ -57,7 +57,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         made.attributes = shared.attributes | made.attributes
         return (made,)
 
-    return each(bodies.elements(inside, budget), one, b'{%b"%b":[' % (beside, name.encode()), b"]}")
+    return decode_parts(bodies.elements(inside, budget), one, b'{%b"%b":[' % (beside, name.encode()), b"]}")
 
 
 def log(part: bytes, limit: int) -> Log:

@@ -8,7 +8,7 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Part, Result, each
+from sluice.streams.decoder import Part, Result, decode_parts
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid
@@ -41,4 +41,4 @@ def opened(contents: Part, body: bytes, message: Message, budget: Budget) -> Ite
             left -= len(data)
         return contents(data, message, budget)
 
-    return each(bodies.elements(records, budget), one, b'{"records":[', b"]}")
+    return decode_parts(bodies.elements(records, budget), one, b'{"records":[', b"]}")

@@ -14,7 +14,7 @@ import msgspec
 from sluice.contrib.formats.overland import Geometry, point
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Result, each
+from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.gps import PATH, from_object, getter, read_loose
 from sluice.streams.message import Message
 from sluice.streams.position import from_names, optional, sender
@@ -35,7 +35,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
         return iter((from_object(part, lambda: sender(message, budget, PATH)),))
     features = bodies.elements(read_features(part), budget)
-    return each(features, lambda one: feature(one, message, budget), b'{"features":[', b"]}")
+    return decode_parts(features, lambda one: feature(one, message, budget), b'{"features":[', b"]}")
 
 
 def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:

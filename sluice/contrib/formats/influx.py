@@ -178,7 +178,7 @@ def parse_head(head: str, heads: dict[str, Head]) -> Head:
     if len(tags) < len(pairs):
         raise Invalid("duplicate tag")
     name = unescape(IN_NAME, match[1])
-    parsed = name, tags, bodies.written(tags, name)
+    parsed = name, tags, bodies.encoded_size(tags, name)
     if len(head) <= MAX_HEAD:
         if len(heads) >= HEADS:
             heads.clear()

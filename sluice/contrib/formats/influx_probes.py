@@ -6,11 +6,12 @@ Sluice has no databases, so what makes or changes one has no effect, and what li
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Optional
 from urllib.parse import parse_qsl
 
-from sluice.http.replies import Rejected, problem
-from sluice.http.request import MAX_PARAMETERS, START, OwnAnswer, read
+from sluice.http.replies import NOT_FOUND, Rejected, problem
+from sluice.http.request import MAX_PARAMETERS, read_body
 from sluice.http.routes import JSON, Reply, reply
 
 PING = reply("204 No Content", b"", "", ("X-Influxdb-Version", "sluice"))  # Python's client, version 1, reads it
@@ -29,18 +30,20 @@ NO_QUERIES = problem(
 SHOW_DATABASES = re.compile(r"\s*SHOW\s+DATABASES\b", re.IGNORECASE)
 WITHOUT_EFFECT = re.compile(r"\s*(?:SHOW|CREATE\s+DATABASE|(?:CREATE|ALTER)\s+RETENTION\s+POLICY)\s", re.IGNORECASE)
 MOST = 8192  # bytes of a statement
+Unready = Callable[[], Optional[Reply]]  # the 503 of a gateway that takes no writes
 
 
-def query(environ: dict[str, Any]) -> Reply:
+def query(environ: dict[str, Any], unready: Unready) -> Reply | None:
     """The answer to /query of InfluxDB 1: its statement is the parameter `q` of the query string or of the form."""
+    if environ["REQUEST_METHOD"] not in ("GET", "POST"):
+        return NOT_FOUND
     try:
-        item = read(environ, False, MOST)
-        form = (START.match(item) and item.partition(b"\r\n\r\n")[2] or item).decode("latin-1")
+        form = read_body(environ, MOST).decode("latin-1")
         pairs = parse_qsl(f"{environ.get('QUERY_STRING', '')}&{form}", max_num_fields=MAX_PARAMETERS)
     except Rejected as rejected:
         answer: Reply = rejected.args[0]
         return answer
-    except (ValueError, OwnAnswer):
+    except ValueError:
         return NO_QUERIES
     statement = next((value for name, value in pairs if name == "q"), "")
     if SHOW_DATABASES.match(statement):
@@ -48,7 +51,17 @@ def query(environ: dict[str, Any]) -> Reply:
     return NOTHING if WITHOUT_EFFECT.match(statement) else NO_QUERIES
 
 
-def ping(environ: dict[str, Any]) -> Reply:
+def ping(environ: dict[str, Any], unready: Unready) -> Reply | None:
     """The answer to /ping: with `verbose`, a 200 with the version (InfluxDB 1, services/httpd/handler.go)."""
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        return None
     verbose = dict(parse_qsl(environ.get("QUERY_STRING", "")[:MOST])).get("verbose", "")
     return PING if verbose in ("", "0", "false") else VERSION
+
+
+def health(environ: dict[str, Any], unready: Unready) -> Reply | None:
+    return HEALTH if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
+
+
+def ready(environ: dict[str, Any], unready: Unready) -> Reply | None:
+    return unready() or READY if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import Result, each
+from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.logs import build
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Limits, Log
@@ -20,7 +20,7 @@ SIZE = 8  # bytes of the length of a binary value
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The entries of a body; each invalid one is one reject."""
-    return each(entries(body, budget), lambda entry: (log(entry, budget.limits),))
+    return decode_parts(entries(body, budget), lambda entry: (log(entry, budget.limits),))
 
 
 def entries(body: bytes, budget: Budget) -> Iterator[bytes]:

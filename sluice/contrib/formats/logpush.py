@@ -12,7 +12,7 @@ from sluice.contrib.formats.objects import decoder
 from sluice.streams.body import Empty
 from sluice.streams.logs import scalar, take
 from sluice.streams.record import Invalid, Log
-from sluice.streams.times import known
+from sluice.streams.times import nanoseconds_of
 
 TEST = {"content": "tests"}
 # Of the datasets of HTTP requests; firewall, gateway and network events; DNS, Spectrum; audits; Workers; sessions
@@ -27,7 +27,7 @@ def log(sent: dict[str, Any]) -> Log:
     if not sent:
         raise Invalid("missing: fields")
     method, host, uri = (value if isinstance(value := sent.get(name), str) else "" for name in REQUEST)
-    time = known(scalar(take({**sent}, TIMES)))
+    time = nanoseconds_of(scalar(take({**sent}, TIMES)))
     attributes = {name: value for name, value in sent.items() if value is not None}
     return Log(time=time, message=f"{method} {host}{uri}".strip(), attributes=attributes)
 

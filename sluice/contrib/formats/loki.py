@@ -25,7 +25,7 @@ from sluice.streams.lenient import text, texts
 from sluice.streams.logs import level, take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
-from sluice.streams.times import SECOND, known
+from sluice.streams.times import SECOND, nanoseconds_of
 
 messages = load_messages("loki")
 STREAMS = LABELS = 1  # numbers of the fields of a request and of a stream
@@ -129,7 +129,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
         except Exception as error:
             refused.refuse(element, error, budget)
             continue
-        size, lines = bodies.written(labels), Refused[bytes]()
+        size, lines = bodies.encoded_size(labels), Refused[bytes]()
         budget.left -= values == b"[]"
         for value in bodies.elements(values, budget):
             if isinstance(value, Remainder):
@@ -144,7 +144,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
                 except msgspec.ValidationError:
                     entry = loose_entry(value)
                 time = entry.time
-                stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else known(time)
+                stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else nanoseconds_of(time)
                 yield record(labels, stamp, entry.line, entry.metadata)
             except Exception as error:
                 lines.refuse(value, error, budget)
@@ -193,7 +193,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
                     labels, head = stream[part.content : part.end], stream[part.start : part.end]
             check_labels(labels, budget)
             pairs = labels_of(labels.decode())
-            size, entries = bodies.written(pairs), Refused[bytes]()
+            size, entries = bodies.encoded_size(pairs), Refused[bytes]()
         except Exception as error:
             refused.refuse(body[field.start : field.end], error, budget)
             continue

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from sluice.contrib.formats.register import MSGPACK
-from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import Result, check_text, each
+from sluice.streams.body import BRACKETS, Budget, Remainder
+from sluice.streams.decoder import Result, check_text, decode_parts
 from sluice.streams.logs import build, scalar
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, finite
-from sluice.streams.times import SECOND, known
+from sluice.streams.times import SECOND, nanoseconds_of
 
 # By the first byte of an object: the bytes behind it; those of its length, and the bytes behind that; those of the
 # number of its objects, and how many each is
@@ -46,7 +46,7 @@ class Dense(bytes):
 
 def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The records of a body; each invalid object is one reject."""
-    return each(objects(body, budget), lambda part: (log(part, budget.limits.record),))
+    return decode_parts(objects(body, budget), lambda part: (log(part, budget.limits.record),))
 
 
 def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
@@ -73,7 +73,7 @@ def end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:
         at += 1
         missing -= 1
         count += 1
-        budget.left -= not count % 4  # as four brackets of JSON
+        budget.left -= not count % BRACKETS
         if kind < 0x80 or kind >= 0xE0:
             continue
         if kind < 0xA0:
@@ -119,7 +119,7 @@ def moment(sent: Any) -> int | None:
     if isinstance(sent, msgspec.msgpack.Ext) and sent.code == EVENT_TIME and len(data := bytes(sent.data)) == 8:
         seconds, rest = (int.from_bytes(part, "big") for part in (data[:4], data[4:]))
         return seconds * SECOND + rest if seconds and rest < SECOND else None
-    return known(sent.isoformat() if isinstance(sent, datetime) else scalar(sent))
+    return nanoseconds_of(sent.isoformat() if isinstance(sent, datetime) else scalar(sent))
 
 
 def plain(value: Any) -> Any:

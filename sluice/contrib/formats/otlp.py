@@ -20,13 +20,14 @@ from sluice.contrib.formats import protobuf
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient, renamed
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Refused, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, Result, each
+from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
 from sluice.streams.lenient import real
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, finite
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
+FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
 MOST_TOGETHER = 5_000  # rows that are made at once: some megabytes
 
 
@@ -79,7 +80,7 @@ class Protobuf:
         """
         own, at = [], 0
         for count, field in enumerate(protobuf.fields(data)):
-            if count >= budget.limits.records:
+            if count >= FIELDS_PER_RECORD * budget.limits.records:
                 raise Invalid(f"not OTLP: a message with more than {count} fields")
             if field.number in node.numbers:
                 own.append(data[at : field.start])
@@ -219,7 +220,7 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
     except Invalid:
         if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
             raise
-        return each(bodies.lines(body, budget), checked)
+        return decode_parts(bodies.lines(body, budget), checked)
 
 
 def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
@@ -313,7 +314,7 @@ def innermost(
 
 
 def sized(context: Context) -> Context:
-    return context._replace(size=bodies.written(context.tags, context.name, context.service))
+    return context._replace(size=bodies.encoded_size(context.tags, context.name, context.service))
 
 
 def parse(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:

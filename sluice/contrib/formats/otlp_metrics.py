@@ -51,7 +51,7 @@ class PointRows(list[Metric]):
         if len(parts) > PARTS:
             raise Invalid(f"data point with more than {PARTS} parts")
         if parts:
-            own = bodies.written(self.context.tags) - self.context.size
+            own = bodies.encoded_size(self.context.tags) - self.context.size
             self.context.budget.repeat(len(parts), max(own, BUCKET))
         return parts
 

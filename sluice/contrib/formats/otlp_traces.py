@@ -21,7 +21,7 @@ KINDS = None, "internal", "server", "client", "producer", "consumer"
 STATUSES = None, "ok", "error"
 DROPPED = "dropped_attributes_count", "dropped_events_count", "dropped_links_count"
 # A byte of these becomes up to 25 in memory and has a name in each row, so a span has no more of them than SDKs send
-PARTS = 10_000
+PARTS, PARTS_PER_RECORD = 10_000, 4
 
 
 def span(message: Any, context: Context) -> tuple[Span]:
@@ -48,6 +48,7 @@ def span(message: Any, context: Context) -> tuple[Span]:
     events, links = message.events, message.links
     if len(events) + len(links) > PARTS:
         raise Invalid(f"span with more than {PARTS} events and links")
+    context.budget.left -= (len(events) + len(links)) // PARTS_PER_RECORD
     return (
         Span(
             time=start or end,

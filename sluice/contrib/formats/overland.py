@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, each
+from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.gps import from_object
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
@@ -81,7 +81,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
             budget.charge(len(owner))
         return (feature(part, request.device_id or sender(message, budget, "overland")),)
 
-    return each(bodies.elements(features, budget), positions, head, b"]}")
+    return decode_parts(bodies.elements(features, budget), positions, head, b"]}")
 
 
 def point(geometry: Geometry) -> tuple[Any, Any, Any]:

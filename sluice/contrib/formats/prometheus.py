@@ -128,7 +128,7 @@ class Request:
         if not rows:  # Prometheus takes them
             budget.left -= bodies.EMPTY_COST
         if self.version == 2 or len(rows) > 1:
-            budget.repeat(len(rows), bodies.written(tags, name))
+            budget.repeat(len(rows), bodies.encoded_size(tags, name))
         return rows
 
     def charge(self, series: Any, budget: Budget) -> None:

@@ -13,7 +13,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from sluice.http.written import Uncounted, long
+from sluice.contrib.formats.written import Uncounted, long
 from sluice.streams.body import GROWTH, Budget
 from sluice.streams.encoding import unsnapped
 from sluice.streams.record import Invalid

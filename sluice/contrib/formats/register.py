@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, reply
-from sluice.registry import Contribution
+from sluice.registry import Contribution, Entry
 from sluice.streams.format import ENVELOPES, Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
@@ -13,50 +13,51 @@ OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again un
 ACCEPTED = reply("202 Accepted")  # as Graylog, and as systemd-journal-remote
 NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of commands
 
+TYPED, CODED = ("Content-Type",), ("Content-Type", "Content-Encoding")
+DELIVERED = ("X-Amz-Firehose-Request-Id",)
+LIMITS = ("X-Limit-U", "X-Limit-D")  # OwnTracks: may have the device's name
+
+PROBES = {"/health": "health", "/ping": "ping", "/query": "query", "/ready": "ready"}
+
 # A map or an array of up to 15 objects, or of up to 255: no text in UTF-8 begins so
 MSGPACK = re.compile(rb"[\x80-\x9f]|[\xdc\xde]\0")
 
 # In the order in which they are tried
 FORMATS = (
     # The Content-Type has the version of remote write
-    Format("metrics", "sluice.contrib.formats.prometheus:decode", {"/api/v1/write": NO_CONTENT}, keep_head=True),
+    Format("metrics", "sluice.contrib.formats.prometheus:decode", {"/api/v1/write": NO_CONTENT}, CODED),
     # InfluxDB's clients accept only 204; the query string has the precision
     Format(
         "metrics", "sluice.contrib.formats.influx:decode",
-        dict.fromkeys(("/write", "/api/v2/write", "/api/v3/write_lp"), NO_CONTENT),
-        keep_head=True, text=True,
+        dict.fromkeys(("/write", "/api/v2/write", "/api/v3/write_lp"), NO_CONTENT), (), text=True,
     ),
     # OTLP: an empty ExportMetricsServiceResponse, ExportLogsServiceResponse …, without a partial success
-    Format("metrics", "sluice.contrib.formats.otlp_metrics:decode", {"/v1/metrics": PROTOBUF_OK}, True, json=JSON_OK),
-    Format("logs", "sluice.contrib.formats.otlp_logs:decode", {"/v1/logs": PROTOBUF_OK}, True, json=JSON_OK),
-    Format("spans", "sluice.contrib.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, True, json=JSON_OK),
+    Format("metrics", "sluice.contrib.formats.otlp_metrics:decode", {"/v1/metrics": PROTOBUF_OK}, TYPED, json=JSON_OK),
+    Format("logs", "sluice.contrib.formats.otlp_logs:decode", {"/v1/logs": PROTOBUF_OK}, TYPED, json=JSON_OK),
+    Format("spans", "sluice.contrib.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, TYPED, json=JSON_OK),
     Format("metrics", "sluice.contrib.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.contrib.formats.telegraf:point", objects=("fields",)),
     Format("metrics", paths={"/api/put": NO_CONTENT}),  # OpenTSDB's; its objects have `metric` instead of `name`
-    Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, keep_head=True),
+    Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, ()),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
     Format(
         "logs", "sluice.contrib.formats.loki:decode",
-        dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT),
-        keep_head=True,
+        dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT), CODED,
     ),
     Format("logs", "sluice.contrib.formats.envelopes:decode", objects=ENVELOPES),
-    Format("logs", "sluice.contrib.formats.gelf:decode", {"/gelf": ACCEPTED}, keep_head=True),
-    Format("logs", "sluice.contrib.formats.reports:decode", {"/reports": NO_CONTENT}, keep_head=True),
+    Format("logs", "sluice.contrib.formats.gelf:decode", {"/gelf": ACCEPTED}, ()),
+    Format("logs", "sluice.contrib.formats.reports:decode", {"/reports": NO_CONTENT}, ()),
     # systemd-journal-upload appends this path to its URL
-    Format("logs", "sluice.contrib.formats.journal:decode", {"/upload": ACCEPTED}, keep_head=True),
+    Format("logs", "sluice.contrib.formats.journal:decode", {"/upload": ACCEPTED}, ()),
     # The parameters of the URL have what a log lacks
-    Format(
-        "logs", "sluice.contrib.formats.datadog:decode", {"/api/v2/logs": reply("202 Accepted", b"{}")}, keep_head=True
-    ),
-    Format("logs", "sluice.contrib.formats.logpush:decode", {"/logpush": OK}, keep_head=True),
-    Format("logs", paths={"/firehose": OK}, keep_head=True),  # for a delivery, see sluice/http/own.py
+    Format("logs", "sluice.contrib.formats.datadog:decode", {"/api/v2/logs": reply("202 Accepted", b"{}")}, ()),
+    Format("logs", "sluice.contrib.formats.logpush:decode", {"/logpush": OK}, ()),
+    Format("logs", paths={"/firehose": OK}, fields=DELIVERED),
     Format("logs", "sluice.contrib.formats.msgpack:decode", begins=MSGPACK),
-    # X-Limit-U and X-Limit-D may have the device's name
     # The app repeats a request without a body until it is accepted
     Format(
         "gps", "sluice.contrib.formats.owntracks:decode", {"/owntracks": NO_COMMANDS},
-        keep_head=True, objects=("_type",), empty=True,
+        LIMITS, objects=("_type",), empty=True,
     ),
     Format("gps", "sluice.contrib.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),
     Format("gps", "sluice.contrib.formats.geojson:decode", objects=("features",)),
@@ -64,11 +65,11 @@ FORMATS = (
     Format("gps", "sluice.contrib.formats.traccar:forwarded", objects=("position",)),
     Format(
         "gps", "sluice.contrib.formats.traccar:decode", {"/traccar": OK},
-        objects=("location",), form="sluice.contrib.formats.traccar:form",
+        objects=("location",), form="sluice.contrib.formats.traccar:form", get=True,
     ),
-    Format("gps", paths={"/gpslogger": OK}, keep_head=True),  # a position without a device has the path's name
+    Format("gps", paths={"/gpslogger": OK}, fields=(), get=True),  # a position without a device has the path's name
     # The parameter `device` has the name of the phone
-    Format("gps", "sluice.contrib.formats.homeassistant:decode", {"/homeassistant": OK}, keep_head=True, objects=()),
+    Format("gps", "sluice.contrib.formats.homeassistant:decode", {"/homeassistant": OK}, (), objects=()),
 )  # fmt: skip
 
 CONTRIBUTION = Contribution(
@@ -76,4 +77,8 @@ CONTRIBUTION = Contribution(
     formats=FORMATS,
     streams={"spans": "sluice.contrib.formats.spans:SPANS"},
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",
+    fields=("ce-time", "WebHook-Request-Origin", "X-Amz-Firehose-Request-Id"),
+    probes={path: Entry(f"sluice.contrib.formats.influx_probes:{name}") for path, name in PROBES.items()},
+    gateway="sluice.contrib.formats.own_answers:extend",
+    nginx="sluice.contrib.formats.nginx:files",
 )

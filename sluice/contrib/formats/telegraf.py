@@ -8,12 +8,12 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import NUL, Result, check_text, each
+from sluice.streams.decoder import NUL, Result, check_text, decode_parts
 from sluice.streams.lenient import reader, text, texts
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed
 from sluice.streams.record import Invalid, Metric, Text
-from sluice.streams.times import Time, known
+from sluice.streams.times import Time, nanoseconds_of
 
 
 class Point(msgspec.Struct):
@@ -55,7 +55,7 @@ def read_point(part: bytes) -> Point:
 
 def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The fields of several points. Each invalid point is one reject. Raises: Invalid."""
-    return each(
+    return decode_parts(
         bodies.elements(read_points(part), budget), lambda part: point(part, message, budget), b'{"metrics":[', b"]}"
     )
 
@@ -65,7 +65,7 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
     point = read_point(part)
-    time = known(point.time, point.ts, point.timestamp)
+    time = nanoseconds_of(point.time, point.ts, point.timestamp)
     tags = point.tags or {}
     metrics = []
     for key, value in point.fields.items():
@@ -79,7 +79,7 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
             raise Empty("null")
         raise Invalid("no field")
     if len(metrics) > 1:
-        budget.repeat(len(metrics), bodies.written(tags, point.name))
+        budget.repeat(len(metrics), bodies.encoded_size(tags, point.name))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

@@ -13,7 +13,7 @@ from msgspec.structs import astuple
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, each
+from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.gps import PATH, from_object
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
@@ -101,7 +101,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         budget.charge(len(head))
         return (located(head + element + b"}", message, budget),)
 
-    return each(bodies.elements(bytes(batch.location), budget), one, head + b"[", b"]}")
+    return decode_parts(bodies.elements(bytes(batch.location), budget), one, head + b"[", b"]}")
 
 
 def located(part: bytes, message: Message | None, budget: Budget) -> Gps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.parsers import clients
-from sluice.registry import Contribution, Setting
+from sluice.registry import Contribution, Program, Setting
 
 CONTRIBUTION = Contribution(
     page="OPERATING.md#watching-it",
@@ -13,4 +13,7 @@ CONTRIBUTION = Contribution(
         )
     },
     verbs={name: f"sluice.contrib.page.{name}" for name in ("errors", "top", "metrics")},
+    programs={name: Program(f"sluice.contrib.page.parts:{name}") for name in ("metrics", "page")},
+    nginx="sluice.contrib.page.nginx:files",
+    announce="sluice.contrib.page.parts:announce",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
@@ -38,11 +38,9 @@ from sluice.contrib.postgres.tables import (
 )
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
-from sluice.store import bounds
 from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.store import Elsewhere, Store, check_layout
-from sluice.store.types import Conflict, Entry, Origin, Outcome, Row, RowsRejected, Unavailable
-from sluice.streams.record import Reject
+from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
 # The binary format of COPY: its signature, flags, and the length of an extension; and its trailer
@@ -202,22 +200,16 @@ class Postgres(Store[Session]):
         return row[0] if row else None
 
     @override
-    def put_keys(self, db: Session, stream: str, batch: int) -> Generator[None, tuple[int, list[bytes]] | None, int]:
+    def put_keys(self, db: Session, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
         # COPY is faster, but fails as a whole if a key is there. Both wait for the end of another transaction that has
-        # put one of them. The first 1,000 rows of a COPY cost the server 1 ms more than others (of version 15: each
-        # takes a reference to one descriptor), so all pieces are one COPY
-        pieces: list[tuple[int, list[bytes]]] = []
+        # put one of them
         with contextlib.suppress(psycopg.errors.UniqueViolation), db.transaction():
             with db.cursor() as cursor, cursor.copy(PUT_KEYS) as copy:
-                copy.write(COPY_BEGIN)
-                while piece := (yield):
-                    pieces.append(piece)
-                    copy.write(rows_of_keys(piece[1], stream, piece[0], batch))
-                copy.write(COPY_END)
-            return sum(len(keys) for _, keys in pieces)
+                copy.write(COPY_BEGIN + rows_of_keys(keys, stream, at, batch) + COPY_END)
+            return len(keys)
         given = "SELECT key, %s, %s, %s FROM unnest(%b::bytea[]) AS given (key)"
         put = f"INSERT INTO batches_keys {given} ON CONFLICT DO NOTHING"
-        return sum(db.execute(put, (stream, at, batch, keys)).rowcount for at, keys in pieces)
+        return db.execute(put, (stream, at, batch, keys)).rowcount
 
     @override
     def stored(self, db: Session, claim: Claim) -> list[tuple[int, int]]:
@@ -230,50 +222,46 @@ class Postgres(Store[Session]):
         self.run(db, "INSERT INTO view_changes (stream, batch) VALUES (?, ?)", (stream, batch))
 
     @override
-    def insert(self, db: Session, table: Table, origin: Origin, entries: Iterable[Entry]) -> Outcome:
-        records = letters = 0
-        remaining = iter(entries)
+    def insert(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         try:
             with db.transaction():  # a savepoint
-                while True:
-                    rejects: list[Row] = []
-                    count, more = self.copy(db, table, origin, remaining, rejects)
-                    records, letters = records + count, letters + len(rejects)
-                    bury_all(db, rejects)
-                    if not more:
-                        return Outcome(records, letters)
+                return Outcome(self.copy(db, table, origin, bodies), self.bury(db, table.name, origin, bodies))
         except psycopg.Error as error:
             if is_server_error(error):
                 raise
             raise RowsRejected(message(error)) from None
 
-    def copy(
-        self, db: Session, table: Table, origin: Origin, entries: Iterator[Entry], rejects: list[Row]
-    ) -> tuple[int, bool]:
-        """Stream rows into the table until the entries end, or until `rejects` has LETTER_BYTES and must be buried.
-
-        Returns the number of rows, and whether there may be more entries. Raises: RowsRejected.
-        """
-        batch, senders, whole = origin
-        records = size = 0
+    def copy(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> int:
+        """Stream the records of bodies into the table; their number. Raises: RowsRejected."""
+        batch, senders, _ = origin
+        count = 0
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
             copy.set_types(table.sent)
             write, row = copy.write_row, table.row
-            thing: Any
-            for seq, received, _, thing in entries:
-                if thing.__class__ is Reject:
-                    rejects.append(letter(table.name, batch, whole, seq, received, thing))
-                    size += len(thing.part)
-                    if size >= bounds.LETTER_BYTES:
-                        return records, True
-                    continue
+            for body in bodies:
+                seq, received = body.seq, body.received
                 who = senders.get(seq, "") if senders else ""
-                try:
-                    write(row(batch, seq, received, thing, who))
-                except VALUE_ERRORS as error:
-                    raise RowsRejected(str(error)) from None
-                records += 1
-        return records, False
+                count += len(body.records)
+                for record in body.records:
+                    try:
+                        write(row(batch, seq, received, record, who))
+                    except VALUE_ERRORS as error:
+                        raise RowsRejected(str(error)) from None
+        return count
+
+    @override
+    def bury(self, db: Session, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
+        rejects = [
+            letter(stream, origin.batch, origin.whole, body.seq, body.received, reject)
+            for body in bodies
+            for reject in body.rejects
+        ]
+        if rejects:
+            with db.cursor() as cursor, cursor.copy(BURY) as copy:
+                copy.set_types(BURIED)
+                for reject in rejects:
+                    copy.write_row(reject)
+        return len(rejects)
 
     @override
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
@@ -394,17 +382,9 @@ def placeholders(sql: str) -> Any:
     return sql.replace("?", "%s")
 
 
-def rows_of_keys(keys: list[bytes], stream: str, at: int, batch: int) -> bytes:
+def rows_of_keys(keys: Sequence[bytes], stream: str, at: int, batch: int) -> bytes:
     """Rows for PUT_KEYS. They differ only in their keys, so that one join makes all of them."""
     name = stream.encode()
     before = struct.pack("!hi", 4, len(keys[0]))  # the number of columns, and the length of the first one
     behind = struct.pack(f"!i{len(name)}siqiq", len(name), name, 8, at, 8, batch)
     return b"".join((before, (behind + before).join(keys), behind))
-
-
-def bury_all(db: Session, rejects: list[Row]) -> None:
-    if rejects:
-        with db.cursor() as cursor, cursor.copy(BURY) as copy:
-            copy.set_types(BURIED)
-            for reject in rejects:
-                copy.write_row(reject)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice.parsers import clients, either, module, size
-from sluice.registry import Contribution, Setting
+from sluice.registry import Contribution, Program, Setting
 
 CONTRIBUTION = Contribution(
     page="protocol/database.md#views",
@@ -16,6 +16,14 @@ CONTRIBUTION = Contribution(
     },
     row_sources={"sqlite": "sluice.contrib.views.rows.sqlite:SqliteRows"},
     verbs={"views": "sluice.contrib.views.verb"},
+    programs={
+        "follower": Program("sluice.contrib.views.parts:follower"),
+        "reader": Program("sluice.contrib.views.parts:reader", upgrades=True),
+    },
+    reads="sluice.contrib.views.declared:load",
+    nginx="sluice.contrib.views.nginx:files",
+    check="sluice.contrib.views.parts:check",
+    announce="sluice.contrib.views.parts:announce",
     figures={"views": "sluice.contrib.views.figures:ViewsFigures"},
     scratch="sluice.contrib.views.declared:are_on",
 )

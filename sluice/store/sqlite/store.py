@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -35,7 +35,7 @@ from sluice.store.sqlite.file import (
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
-from sluice.store.types import Entry, Full, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Body, Full, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
 SWEEP_PART = 10  # all rows are searched for old ones ten times in the age to which they are kept
@@ -243,15 +243,10 @@ class Sqlite(Store[apsw.Connection]):
         return batch
 
     @override
-    def put_keys(
-        self, db: apsw.Connection, stream: str, batch: int
-    ) -> Generator[None, tuple[int, list[bytes]] | None, int]:
-        before = db.total_changes()
-        while piece := (yield):
-            at, keys = piece
-            put = "INSERT OR IGNORE INTO batches_keys (key, stream, at, batch) SELECT value, ?, ?, ? FROM carray(?)"
-            db.execute(put, (stream, at, batch, apsw.carray(tuple(keys))))  # a row for each takes three times as long
-        return db.total_changes() - before
+    def put_keys(self, db: apsw.Connection, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+        put = "INSERT OR IGNORE INTO batches_keys (key, stream, at, batch) SELECT value, ?, ?, ? FROM carray(?)"
+        db.execute(put, (stream, at, batch, apsw.carray(tuple(keys))))  # a row for each takes three times as long
+        return db.changes()
 
     @override
     def stored(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:
@@ -261,16 +256,16 @@ class Sqlite(Store[apsw.Connection]):
         return list(ranges)
 
     @override
-    def insert(self, db: apsw.Connection, table: Table, origin: Origin, entries: Iterable[Entry]) -> Outcome:
-        count = [0, 0]
+    def insert(self, db: apsw.Connection, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         try:
             with savepoint(db):
-                db.executemany(table.insert, table.rows(db, origin, entries, count))
+                db.executemany(table.insert, table.rows(origin, bodies))
+                letters = self.bury(db, table.name, origin, bodies)
         except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise
             raise RowsRejected(str(error)) from error
-        return Outcome(count[0], count[1])
+        return Outcome(sum(len(body.records) for body in bodies), letters)
 
     @override
     def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:

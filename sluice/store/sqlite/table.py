@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apsw
@@ -10,9 +10,9 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.base.times import instant, second
-from sluice.store.tables import BURY, column_kind, escaped
-from sluice.store.types import Entry, Origin, Row, Unavailable
-from sluice.streams.record import Metric, Reject
+from sluice.store.tables import column_kind
+from sluice.store.types import Body, Origin, Row, Unavailable
+from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
@@ -40,7 +40,7 @@ class Table:
             elif kind is object:
                 self.encoded.append(at)
         self.columns |= {"batch": "INTEGER NOT NULL", "seq": "INTEGER NOT NULL", "sender": "TEXT NOT NULL DEFAULT ''"}
-        self.nanoseconds = stream.record is Metric
+        self.nanoseconds = stream.precision == "ns"
         # A row is bound as msgspec gives it: the record, whose own `time` is not used, then these five values
         bound = [*self.columns][2:-3] + ["received_at", "time", "batch", "seq", "sender"]
         self.slots = {name: f"?{at}" for at, name in enumerate(bound, 2)}
@@ -71,37 +71,29 @@ class Table:
         names = "" if ours == [*present] else "(" + ",".join(f'"{name}"' for name in ours) + ")"
         self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'
 
-    def rows(self, db: apsw.Connection, origin: Origin, entries: Iterable[Entry], count: list[int]) -> Iterator[Row]:
-        """The rows of the records among the entries, one at a time: a batch is never in memory as a whole.
-
-        Buries each reject when it comes. count: set to the number of rows and of letters.
-        """
-        batch, senders, whole = origin
+    def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Row]:
+        """The rows of the records of bodies, one at a time: they are never in memory together."""
+        batch, senders, _ = origin
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
-        last, arrived, number = None, "", 0
-        thing: Any
-        for seq, received, _, thing in entries:
-            if received != last:
-                last, arrived = received, instant(received)
-            if thing.__class__ is Reject:
-                reason = escaped(thing.reason).decode()
-                db.execute(BURY, (arrived, self.name, thing.part, reason, thing.whole and whole, batch, seq))
-                count[1] += 1
-                continue
-            number += 1
-            when = thing.time
-            if when is None:
-                at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
-            elif nanoseconds:
-                at = f"{second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
-            elif when % 1_000_000_000:
-                at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
-            else:
-                at = instant(when // 1000)
+        last, arrived = None, ""
+        for body in bodies:
+            seq = body.seq
+            if body.received != last:
+                last = body.received
+                arrived = instant(last)
             who = senders.get(seq, "") if senders else ""
-            row = astuple(plain(thing) if plain else thing) + (arrived, at, batch, seq, who)
-            yield self.encode(row) if encoded else row
-        count[0] = number
+            for record in body.records:
+                when = record.time
+                if when is None:
+                    at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
+                elif nanoseconds:
+                    at = f"{second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
+                elif when % 1_000_000_000:
+                    at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
+                else:
+                    at = instant(when // 1000)
+                row = astuple(plain(record) if plain else record) + (arrived, at, batch, seq, who)
+                yield self.encode(row) if encoded else row
 
     def encode(self, row: Row) -> Row:
         values = list(row)

@@ -32,18 +32,18 @@ from sluice import settings
 from sluice.contrib.views.declared import VIEWS
 from sluice.routes import ROUTES
 from sluice.run import configure
+from sluice.run.nginx import HOST_CHECK
 from support.access import KEY, OTHER, curl, keys, passwords, private, tls
-from support.nginx_front import front, problem
+from support.nginx_front import as_one_text, front, problem
 
 pytestmark = pytest.mark.contract
 
-KEY_CHECK = "#api-keys# auth_request off; if ($sluice_keyless) { rewrite ^ /_sluice_keyless last; }"
+KEY_CHECK = "auth_request off; if ($sluice_forbidden) { rewrite ^ /_sluice_keyless last; }"
 NO_KEY = problem("Unauthorized", 401, "The API key or the password is missing or wrong; the request had no effect.")
 DENIED = problem(
     "Forbidden",
     403,
-    "This address, this key, or the page of another site that sent the request, has no access here; "
-    "the request had no effect.",
+    "This client, or the page of another site that sent the request, has no access here; the request had no effect.",
 )
 FAST = problem(
     "Too Many Requests", 429, "Too many requests from this client; this one had no effect. Send it again later."
@@ -133,11 +133,10 @@ def test_guesses_count_towards_the_rate_of_a_client(check: str, tmp: Path) -> No
 
 @pytest.mark.parametrize("rate, on", [("", True), ("0", False), ("7", True)])
 def test_unless_set_clients_with_passwords_have_a_rate(rate: str, on: bool, tmp: Path) -> None:
-    with front(INGEST_PASSWORDS=passwords(tmp), INGEST_CLIENT_RATE=rate) as (web, _):
-        text = (web.home / "etc/sluice.conf").read_text()
-        lines = re.findall(r"^ *limit_req(?:_zone)? .*", text, re.M)
-        wanted = [f"rate={rate or 100}r/s;", f" burst={2 * int(rate or 100)} "] if on else []
-        assert [word in line for word, line in zip(wanted, lines, strict=True)] == [True] * len(wanted)
+    text = as_one_text(settings.load({"INGEST_PASSWORDS": str(passwords(tmp)), "INGEST_CLIENT_RATE": rate}))
+    lines = re.findall(r"^ *limit_req(?:_zone)? .*", text, re.M)
+    wanted = [f"rate={rate or 100}r/s;", f" burst={2 * int(rate or 100)} "] if on else []
+    assert [word in line for word, line in zip(wanted, lines, strict=True)] == [True] * len(wanted)
 
 
 def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path) -> None:
@@ -152,7 +151,7 @@ def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path)
         files[0].write_text(f"{KEY[::-1]} telegraf;\n")
         files[1].write_text("jane:{PLAIN}n3w\n")
         assert [status(KEY, "s3cret"), status(KEY, "n3w")] == [401, 200]
-        configure.write_keys(settings.load({"INGEST_HOME": str(web.home), "INGEST_API_KEYS": str(files[0])}))
+        configure.write_secrets(settings.load({"INGEST_HOME": str(web.home), "INGEST_API_KEYS": str(files[0])}))
         web.process.send_signal(signal.SIGHUP)
         poll(lambda: status(KEY[::-1], "n3w") == 200)
         poll(lambda: status(KEY, "n3w") == 401)
@@ -212,10 +211,10 @@ def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(cert
 def test_with_tls_a_connection_has_as_many_requests_as_nginx_allows_by_itself(certificate: tuple[Path, Path]) -> None:
     """HTTP/2 counts streams, also those that the client resets at once."""
     given = settings.load({name: str(value) for name, value in tls(certificate).items()})
-    lines = configure.nginx_configuration(given)["sluice.conf"]
+    lines = as_one_text(given)
     assert re.findall(r"^    keepalive_requests (\d+);  # of", lines, re.M) == ["1000"]
     assert "Strict-Transport-Security" not in re.sub(r"#.*", "", lines)
-    lines = configure.nginx_configuration(dataclasses.replace(given, port=443))["sluice.conf"]
+    lines = as_one_text(dataclasses.replace(given, port=443))
     assert len(re.findall(r"^ +add_header Strict-Transport-Security ", lines, re.M)) == 3
 
 
@@ -509,19 +508,22 @@ def test_what_this_machine_may_read_is_read_at_its_own_names_only(target: str) -
     assert set(asked(INGEST_READ_ALLOW="all", INGEST_STATUS_ALLOW="all").values()) == {200}
 
 
-def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers() -> None:
-    text = (ROOT / "nginx/sluice.conf").read_text()
+def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers(tmp: Path) -> None:
+    text = as_one_text(settings.load({"INGEST_API_KEYS": str(keys(tmp))}))
     locations = re.findall(r"^( +)location (\S+(?: \S+)?) \{\n(.*?)^\1\}", text, re.M | re.S)
-    assert len(locations) > 10
+    assert len(locations) > 30
     for _, name, lines in locations:
         if "proxy_pass http://sluice_gateway" in lines:
             assert "if ($sluice_foreign) {" in lines, name
             assert KEY_CHECK in lines, name
+        elif "proxy_pass http://sluice_reader" in lines:  # the key is checked after the address
+            assert "auth_request off;" not in lines and "deny all;" in lines, name
         elif "proxy_pass" in lines or "alias" in lines:
-            assert configure.HOST_CHECK in lines and "deny all;" in lines, name
+            assert HOST_CHECK in lines and "deny all;" in lines, name
         assert "auth_request off;" not in lines or KEY_CHECK in lines or "/status" in name
     assert text.count("alias ") == 3  # two of them nested
-    assert text.count(configure.HOST_CHECK) == text.count("allow 127.0.0.1;") + 2
+    text = as_one_text(settings.load({}))
+    assert text.count(HOST_CHECK) == text.count("allow 127.0.0.1;") + 2
 
 
 def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
@@ -533,13 +535,10 @@ def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
 
 
 def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
-    with front() as (web, _):
-        text = (web.home / "etc/sluice.conf").read_text()
-        for other in 'if ($sluice_remote_write = "")', "if ($sluice_foreign)", configure.HOST_CHECK:
-            text = text.replace(other, "")
-        assert not re.search(r"\bif \(|auth_|limit_(req|conn)(?!_status)|ssl|Access-Control", re.sub(r"#.*", "", text))
-        off = re.compile(r"^ *#[a-z-]+# .*", re.M)
-        assert off.findall(text) == off.findall((ROOT / "nginx/sluice.conf").read_text())
+    text = as_one_text(settings.load({}))
+    for other in 'if ($sluice_remote_write = "")', "if ($sluice_foreign)", HOST_CHECK:
+        text = text.replace(other, "")
+    assert not re.search(r"\bif \(|auth_|limit_(req|conn)(?!_status)|ssl|Access-Control", re.sub(r"#.*", "", text))
 
 
 def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Path]) -> None:

@@ -311,7 +311,8 @@ def test_a_public_key_needs_its_library_and_cpython(tmp_path: Path) -> None:
     with pytest.raises(settings.SettingError, match="INGEST_RUNTIME=pypy cannot check the public key of /votes"):
         check_modules(s)
     # a Python that has only the packages of the gateway
-    program = "import sys; sys.modules['cryptography'] = None; from sluice.routes import *; import sluice\n"
+    program = "import sys; sys.modules['cryptography'] = None; from sluice.routes import *\n"
+    program += "from sluice.contrib.access.signature import *\n"
     program += f"print(load_signed(load_routes({str(tmp_path / 'own.py')!r})))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "a public key needs cryptography: bin/provision webhooks installs it." in done.stderr

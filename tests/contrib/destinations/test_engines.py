@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from proving import destinations as witness
@@ -33,7 +34,7 @@ from sluice.streams.record import Record
 from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, claim, decoded, outbox, today, votes
+from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes
 
 pytestmark = pytest.mark.nightly
 
@@ -261,7 +262,8 @@ def test_a_log_without_a_service_has_no_key(place: Place) -> None:
     from sluice.contrib.kafka import topics
     from sluice.streams.record import Log
 
-    rows = destination.Rows([(n, NOON, b"", Log(message="a", service=name)) for n, name in enumerate((None, "web"))])
+    logs = [Log(message="a", service=name) for name in (None, "web")]
+    rows = destination.Rows([body_with(n, NOON, b"", made) for n, made in enumerate(logs)])
     found = topics.Topics(place.rows, STREAMS["logs"]).encoded(1, rows)
     assert [key for key, _ in found] == [None, b"web"]
 
@@ -278,7 +280,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
 ) -> None:
     monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
     odd: Any = object()  # what a decoder of one's own may yield
-    entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
+    entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
         # a broker that takes three seconds for one answer is away; a worker then tries again
         store_contract.patiently(lambda: store.persist(claim("counts", 9), entries))
@@ -542,7 +544,7 @@ def test_every_row_that_is_refused_comes_back_as_it_was(store: Store, place: Pla
         far: Any = outbox(store).destinations[name]
         made = far.open(NOON)
         own = records(name, body)
-        made.add(3, destination.Rows([(7, NOON, body, record) for record in own]))
+        made.add(3, destination.Rows([body_with(7, NOON, body, *own)]))
         made.finish()
         made.close(delete=True)
         found = [*far.parts(made.carried)]
@@ -563,13 +565,13 @@ class Named(Record, kw_only=True):
 @pytest.mark.parametrize("engine", ["s3", "clickhouse"], indirect=True)
 def test_rows_of_a_field_with_another_type_wait(place: Place) -> None:
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
-        store.persist(claim("counts", 1), [(1, NOON, b"", Count(name="n", number=1))])
+        store.persist(claim("counts", 1), [body_with(1, NOON, b"", Count(name="n", number=1))])
     with contextlib.closing(place.connect({"counts": stream("counts", Named)})) as store:
         for n in 2, 3:
             with contextlib.suppress(Unavailable):
-                store.persist(claim("counts", 1, first=n), [(n, NOON, b"", Named(name="n", number="007"))])
+                store.persist(claim("counts", 1, first=n), [body_with(n, NOON, b"", Named(name="n", number="007"))])
         with pytest.raises(Unavailable, match="column number .* has the type"):
-            store.persist(claim("counts", 1, first=4), [(4, NOON, b"", Named(name="n", number="007"))])
+            store.persist(claim("counts", 1, first=4), [body_with(4, NOON, b"", Named(name="n", number="007"))])
         assert store.letters() == []
     assert place.read("counts", "number") == [(1,)]
 
@@ -584,13 +586,13 @@ def test_a_delta_table_gets_no_value_of_another_type(tmp: Path, monkeypatch: pyt
         return open_store(f"sqlite:///{tmp}/ingest.db", own, elsewhere=rows)
 
     with contextlib.closing(connected(Count)) as store:
-        store.persist(claim("counts", 1), [(1, NOON, b"", Count(name="n", number=1))])
+        store.persist(claim("counts", 1), [body_with(1, NOON, b"", Count(name="n", number=1))])
     with contextlib.closing(connected(Named)) as store:
         with pytest.raises(Unavailable, match="column number has the type int64, and the field string"):
-            store.persist(claim("counts", 1, first=2), [(2, NOON, b"", Named(name="n", number="007"))])
+            store.persist(claim("counts", 1, first=2), [body_with(2, NOON, b"", Named(name="n", number="007"))])
         assert store.unpublished() == [] == store.letters()
     with contextlib.closing(connected(Count)) as store:
-        store.persist(claim("counts", 1, first=2), [(2, NOON, b"", Count(name="n", number=2))])
+        store.persist(claim("counts", 1, first=2), [body_with(2, NOON, b"", Count(name="n", number=2))])
     assert sorted(delta.DeltaTable(f"{tmp}/counts").to_pyarrow_table()["number"].to_pylist()) == [1, 2]
 
 
@@ -686,7 +688,7 @@ def test_a_stream_that_gains_a_field_gains_a_column(place: Place) -> None:
 
     for seq, kind in enumerate((Count, Longer), 1):
         with contextlib.closing(place.connect({"counts": stream("counts", kind)})) as store:
-            entry = seq, NOON, b"", kind(name="n", number=seq)
+            entry = body_with(seq, NOON, b"", kind(name="n", number=seq))
             assert store.persist(claim("counts", 1, first=seq), [entry]) == Outcome(1, 0)
             assert not outbox(store).late
     assert place.read("counts", "number", "unit") == [(1, None), (2, None)]
@@ -700,7 +702,7 @@ def test_old_rows_are_deleted_and_counted(store: Store, place: Place) -> None:
     if place.kind == "kafka":
         pytest.skip("a topic has a retention of its own")
     entries = decoded(STREAMS["votes"], [b"poll=p&choice=%d" % n for n in range(4)])
-    days = [(seq, received + (seq > 2) * 2 * DAY, body, thing) for seq, received, body, thing in entries]
+    days = [msgspec.structs.replace(body, received=body.received + (body.seq > 2) * 2 * DAY) for body in entries]
     store.persist(claim("votes", 4), days)
     assert store.overdue("votes", NOON + DAY) == 2 and len(place.choices()) == 4
     store.expire("votes", NOON + DAY)

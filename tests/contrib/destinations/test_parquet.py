@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pyarrow.dataset
 import pyarrow.parquet
 import pytest
@@ -33,13 +34,13 @@ from sluice.contrib.destinations.registry import check_rows, open_destination, o
 from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import Entry, Outcome, Unavailable
+from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Record, Vote
 from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, again, claim, decoded, outbox, today, votes
+from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes, watched
 
 HOUR = "2026-01-01T12"
 
@@ -221,7 +222,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
 ) -> None:
     monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
     # what a decoder of one's own may yield
-    entries = [(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
+    entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:
         assert store.persist(claim("counts", 9), entries) == Outcome(8, 1)
         (letter,) = store.letters()
@@ -231,7 +232,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
 
 @pytest.mark.parametrize("odd", [1.5, 2.0, "7"])
 def test_a_number_that_is_no_integer_is_buried_where_a_field_is_one(url: str, tmp: Path, odd: Any) -> None:
-    entries = [(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 2 else n)) for n in (1, 2, 3)]
+    entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 2 else n)) for n in (1, 2, 3)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:
         assert store.persist(claim("counts", 3), entries) == Outcome(2, 1)
         assert [(letter.seq, letter.body) for letter in store.letters()] == [(2, b"2")]
@@ -286,14 +287,12 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
 @pytest.mark.contract
 @both
 def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
-    @again
-    def entries() -> Iterator[Entry]:
-        yield from votes(*range(50_000))[1]
+    def fail() -> None:
         assert staged(tmp)
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.persist(claim("votes", 50_001), entries)
+        store.persist(claim("votes", 50_000), watched(votes(*range(50_000))[1], fail))
     assert not staged(tmp) and not files(tmp) and told(store, "SELECT * FROM batches_objects") == []
     assert store.persist(*votes("a")) == Outcome(1, 0)
 
@@ -385,7 +384,7 @@ def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, 
 
 def test_what_a_living_attempt_has_written_stays(store: Store, tmp: Path) -> None:
     one = outbox(store).destinations["votes"].open(NOON)
-    one.add(1, destination.Rows([(1, NOON, b"", Vote(poll="p", choice="a"))]))
+    one.add(1, destination.Rows([body_with(1, NOON, b"", Vote(poll="p", choice="a"))]))
     one.finish()
     tidied(store)
     assert len(staged(tmp)) == 1
@@ -816,7 +815,7 @@ def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -
 def test_a_file_with_a_row_that_is_not_old_stays(store: Store, tmp: Path) -> None:
     bodies = [b"poll=p&choice=a"] * 2
     entries = decoded(STREAMS["votes"], bodies)
-    late = [(seq, received + (seq - 1) * 7_200_000_000, body, thing) for seq, received, body, thing in entries]
+    late = [msgspec.structs.replace(body, received=body.received + (body.seq - 1) * 7_200_000_000) for body in entries]
     store.persist(claim("votes", 2), late)
     store.expire("votes", NOON + 3_600_000_000)
     assert len(found(tmp, "seq")) == 2

@@ -88,6 +88,6 @@ def test_an_invalid_element_is_buried_alone() -> None:
 
 def test_a_line_of_json_among_commands_is_decoded_as_if_it_were_sent_alone() -> None:
     lines = b"PUTVAL h/cpu-0/cpu 1767268800:1", b"[]", b'[{"plugin":"a"}]', json.dumps(SENT).encode()
-    one, reject, *two = sent(b"\n".join(lines))
+    one, *two, reject = sent(b"\n".join(lines))
     assert [row.name for row in (one, *two)] == ["cpu", "disk", "disk"]
     assert reject.reason == reject_reason("metrics", reject.part)

@@ -72,7 +72,7 @@ def test_an_invalid_record_is_buried_alone_and_its_letter_is_decoded_as_what_it_
 @pytest.mark.parametrize("element", [b'{"data":"not base64"}', b'{"data":5}', b"{}", b"7"])
 def test_a_record_without_data_is_buried_in_a_delivery(element: bytes) -> None:
     body = delivery(b"a").replace(b"[", b"[" + element + b",")
-    bad, good = orders.decode(kept(body.replace(b'"YQ=="', b'"e30="'), "/orders", ID), Limits())
+    good, bad = orders.decode(kept(body.replace(b'"YQ=="', b'"e30="'), "/orders", ID), Limits())
     assert isinstance(bad, Reject) and bad.part.endswith(b'\r\n\r\n{"records":[%b]}' % element)
     assert good == Order()
 
@@ -90,6 +90,6 @@ def test_all_records_together_inflate_to_as_much_as_a_body() -> None:
 
 def test_the_id_of_the_request_is_its_key() -> None:
     rule = Rule(60)
-    first, again = (rule.read(sent(body), Limits()) for body in (b"a", b"b"))
-    assert first[0] == again[0] is not None
-    assert rule.read(sent(b"a").replace(b"7d8f", b"7d90"), Limits())[0] != first[0]
+    items = sent(b"a"), sent(b"b"), sent(b"a").replace(b"7d8f", b"7d90")
+    first, again, other = (rule.body_key(item, [Order(sku="a")], (), Limits()) for item in items)
+    assert first == again is not None and other != first

@@ -43,7 +43,7 @@ from sluice.ledger import Observer
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.contract
 
 POISON = """
 import os
@@ -122,6 +122,7 @@ def accepted(where: int | Path, body: bytes) -> None:
     poll(lambda: post(where, "/votes", body)[0] == 200, what="acknowledged")
 
 
+@pytest.mark.nightly
 def test_bodies_go_from_nginx_through_kafka_into_the_database(tmp: Path, url: str) -> None:
     with installation(tmp, {"INGEST_SPOOL": url, "INGEST_RUNTIME": "cpython"}) as up:
         assert up.pids("redis") == []
@@ -140,6 +141,7 @@ def test_bodies_go_from_nginx_through_kafka_into_the_database(tmp: Path, url: st
     assert "Traceback" not in up.said()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) -> None:
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         with worker(tmp, url) as frozen, worker(tmp, url) as killed, Clients(gate.socket) as load:
@@ -220,6 +222,7 @@ def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
     assert sorted(stored(tmp)) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.nightly
 def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broker: kafka.Brokers) -> None:
     (only,) = broker
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url):
@@ -241,6 +244,7 @@ def test_without_an_acknowledgement_the_answer_is_503(tmp: Path, url: str, broke
     assert len({spool.split(".")[2] for spool in spools(tmp)}) > 1, "no new leader epoch after the restart"
 
 
+@pytest.mark.nightly
 def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker: kafka.Brokers) -> None:
     (only,), admin = broker, AdminClient({"bootstrap.servers": broker.servers})
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate, worker(tmp, url):
@@ -259,6 +263,7 @@ def test_a_topic_that_was_made_again_is_a_new_spool(tmp: Path, url: str, broker:
     assert ledger(tmp, url)["missing"] == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("running", [False, True], ids=["no worker runs", "a worker runs"])
 def test_bodies_with_the_offsets_of_lost_ones_are_stored(
     running: bool, tmp: Path, url: str, broker: kafka.Brokers
@@ -309,6 +314,7 @@ def taken(outlet: Outlet) -> list[bytes]:
     return items
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("replaced", [False, True], ids=["log cut", "topic made again"])
 def test_records_with_the_offsets_of_settled_ones_are_neither_skipped_nor_deleted(
     replaced: bool, tmp: Path, url: str, broker: kafka.Brokers
@@ -336,6 +342,7 @@ def test_records_with_the_offsets_of_settled_ones_are_neither_skipped_nor_delete
         outlet.close()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_hangs_keeps_its_partitions_from_the_others_for_a_while_only(
     tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +432,7 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
         outlet.close()
 
 
+@pytest.mark.nightly
 def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(tmp: Path, url: str) -> None:
     (tmp / "own.py").write_text(POISON)
     url = url.replace("partitions=2", "partitions=1")
@@ -485,6 +493,7 @@ def test_an_attempt_that_could_not_be_counted_was_none(tmp: Path, url: str) -> N
         outlet.close()
 
 
+@pytest.mark.nightly
 def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
     tmp: Path, url: str, broker: kafka.Brokers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -619,6 +628,7 @@ def leader(cluster: kafka.Brokers, replicas: int, chance: random.Random) -> kafk
     return cluster[poll(found, what="all replicas in sync") - 1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_leaders_killed_under_load_lose_and_double_nothing_acknowledged(
     tmp: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None], tmp_path: Path,

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
@@ -31,7 +31,7 @@ from proving.postgres import Postgres, postgres_server
 from sluice import settings
 from sluice.contrib.postgres import partitions
 from sluice.contrib.postgres import store as postgres
-from sluice.contrib.postgres.session import PINS, SERVER_ERRORS, Session, is_server_error
+from sluice.contrib.postgres.session import PINS, SERVER_ERRORS, is_server_error
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.settings import SettingError
@@ -42,12 +42,12 @@ from sluice.spool.outlet import Outlet
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.tables import TABLES
-from sluice.store.types import DeadLetter, Entry, Unavailable
+from sluice.store.types import Body, DeadLetter, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
-from sluice.streams.record import Gps, Record, Reject, Vote
+from sluice.streams.record import Decoded, Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
-from support.store_contract import StoreTests, again, patiently, votes
+from support.store_contract import StoreTests, Watched, body_with, patiently, votes, watched
 from support.worker_contract import WorkerTests
 
 pytestmark = pytest.mark.contract
@@ -74,23 +74,16 @@ def claim(stream: str = "gps", count: int = 1, name: str = "run:1:1") -> Claim:
     return Claim(stream, name, 1, count, 100, [(1, 0)])
 
 
-def gps(count: int, **bad: Gps) -> Iterable[Entry]:
-    """Entries of that many positions; `b3=…` replaces the fourth."""
-
-    @again
-    def entries() -> Iterator[Entry]:
-        for n in range(count):
-            record = bad.get(f"b{n}", Gps(time=10**18, device=f"d{n}", lat=n / 10, lon=1.5))
-            yield n + 1, 1_700_000_000_000_000 + n, b"body %d" % n, record
-
-    return entries
+def gps(count: int, **bad: Gps) -> list[Body]:
+    """That many positions; `b3=…` replaces the fourth."""
+    records = (bad.get(f"b{n}", Gps(time=10**18, device=f"d{n}", lat=n / 10, lon=1.5)) for n in range(count))
+    return [body_with(n + 1, 1_700_000_000_000_000 + n, b"body %d" % n, record) for n, record in enumerate(records)]
 
 
-def decoded(stream: str, *bodies: bytes) -> Iterable[Entry]:
+def decoded(stream: str, *items: bytes) -> list[Body]:
     return [
-        (seq, 1_700_000_000_000_000, body, thing)
-        for seq, body in enumerate(bodies, 1)
-        for thing in STREAMS[stream].decode(body, MOST)
+        Body.of(seq, 1_700_000_000_000_000, item, STREAMS[stream].decode(item, MOST))
+        for seq, item in enumerate(items, 1)
     ]
 
 
@@ -148,9 +141,9 @@ class TestPostgres(StoreTests):
     def test_the_views_are_told_of_rows_from_dead_letters(self, backend: PostgresStore, store: Store) -> None:
         store.persist(*votes("", ""))
         first, second = store.letters()
-        store.replay([first], lambda letter: [Reject(letter.body, "not today", True)], False)
+        store.replay([first], lambda letter: Decoded((), [Reject(letter.body, "not today", True)]), False)
         assert backend.ask("SELECT stream, batch FROM view_changes") == []
-        store.replay([second], lambda letter: [Vote(poll="p", choice="a")], False)
+        store.replay([second], lambda letter: Decoded([Vote(poll="p", choice="a")]), False)
         assert backend.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
 
     def test_only_one_worker_folds_or_prunes_at_a_time(self, backend: PostgresStore, store: Any) -> None:
@@ -231,8 +224,8 @@ class Order(Record):
 def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     orders = registry.stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
-    entries = ((1, 0, body, thing) for thing in orders.decode(body, MOST))
-    assert connect(pg, order=orders).persist(claim("order"), entries).records == 1
+    bodies = [Body.of(1, 0, body, orders.decode(body, MOST))]
+    assert connect(pg, order=orders).persist(claim("order"), bodies).records == 1
     assert pg.ask('SELECT sku, count, paid, price, note, lines, batch, seq FROM "order"') == [
         ("a", 1, False, 2.0, "7", [{"x": 1}], 1, 1)
     ]
@@ -242,9 +235,10 @@ def test_a_new_field_is_a_new_column(pg: Postgres):
     class Old(Record, kw_only=True):
         sku: str
 
-    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), [(1, 0, b"", Old(sku="old"))])
+    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), [body_with(1, 0, b"", Old(sku="old"))])
     new = registry.stream("shop", Order)
-    connect(pg, shop=new).persist(claim("shop", name="2"), [(1, 0, b"", new.record(sku="new", count=3))])  # type: ignore[call-arg]
+    made = new.record(sku="new", count=3)  # type: ignore[call-arg]
+    connect(pg, shop=new).persist(claim("shop", name="2"), [body_with(1, 0, b"", made)])
     assert pg.ask("SELECT sku, count, lines FROM shop ORDER BY batch") == [("old", None, None), ("new", 3, [])]
 
 
@@ -318,12 +312,12 @@ def test_the_follower_goes_on_when_the_batch_of_its_position_is_folded_and_its_r
                     many += sum(map(len, pieces))
             return position, many
 
-        rejects = [(1, 0, b"x", Reject(b"x", "no", True))]
+        rejects = [body_with(1, 0, b"x", Reject(b"x", "no", True))]
         store.persist(claim(), rejects if buried else gps(1))
         position, many = read(rows.start())
         assert many == 1 - buried
         for n in range(2, 5):
-            entry = n, 1_700_000_000_000_009, b"", Gps(device="a", lat=1.0, lon=2.0)
+            entry = body_with(n, 1_700_000_000_000_009, b"", Gps(device="a", lat=1.0, lon=2.0))
             store.persist(claim(name=f"run:{n}:1")._replace(first=n), [entry])
         store.expire_letters(later)
         harness.poll(store.fold)
@@ -400,14 +394,11 @@ def test_a_column_stays_as_it_is_until_the_transaction_has_ended(pg: Postgres):
     store = connect(pg)
     store.persist(claim(count=1), gps(1))
 
-    @again
-    def altered() -> Iterator[Entry]:
-        for entry in gps(1):
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                pg.ask("SET lock_timeout = '50ms'; ALTER TABLE gps ALTER lat TYPE bigint")
-            yield entry
+    def alter() -> None:
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            pg.ask("SET lock_timeout = '50ms'; ALTER TABLE gps ALTER lat TYPE bigint")
 
-    assert store.persist(claim(count=1, name="2"), altered).records == 1
+    assert store.persist(claim(count=1, name="2"), watched(gps(1), alter)).records == 1
 
 
 def test_another_schema_after_a_lost_connection_gets_nothing(pg: Postgres):
@@ -448,11 +439,11 @@ def parts(pg: Postgres, stream: str = "gps") -> dict[str, int]:
     return {name: pg.ask(f"SELECT count(*) FROM {name}")[0][0] for (name,) in found}
 
 
-def arriving(*ages: float) -> Iterable[Entry]:
+def arriving(*ages: float) -> list[Body]:
     """Positions that arrived so many seconds ago."""
     now = time.time()
     position = Gps(time=None, device="a", lat=1.0, lon=2.0)
-    return [(seq, int((now - age) * 1e6), b"", position) for seq, age in enumerate(ages, 1)]
+    return [body_with(seq, int((now - age) * 1e6), b"", position) for seq, age in enumerate(ages, 1)]
 
 
 def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dropped(pg: Postgres):
@@ -618,7 +609,7 @@ print(open_store(sys.argv[1], STREAMS).persist(claim(count=6), gps(6, **bad)))
 def test_a_rejected_record_that_is_no_json_is_buried_as_it_is_shown(pg: Postgres):
     good, bad = Gps(device="a", lat=1.0, lon=2.0), Gps(device="\ud800", lat=1.0, lon=2.0)
     with contextlib.closing(connect(pg)) as store:
-        assert store.persist(claim(), [(1, 0, b"both", each) for each in (good, bad)]) == (1, 1, False)
+        assert store.persist(claim(), [body_with(1, 0, b"both", good, bad)]) == (1, 1, False)
         (letter,) = store.letters("true", 0, 9, 1, False)
     assert letter.body.startswith(b"Gps(time=None, device='\\ud800', lat=1.0") and not letter.whole
 
@@ -646,26 +637,13 @@ def test_a_reason_never_quotes_a_row(pg: Postgres):
     assert "hush" not in store.letters("true", 0, 9, 1, False)[0].reason
 
 
-def test_rejects_between_rows_are_buried_in_order_and_in_bounded_memory(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sluice.store.bounds.LETTER_BYTES", 900)
-    buried: list[int] = []
-    bury = postgres.bury_all
-
-    def counted(db: Session, rejects: list[postgres.Row]) -> None:
-        buried.append(len(rejects))
-        bury(db, rejects)
-
-    monkeypatch.setattr(postgres, "bury_all", counted)
+def test_many_dead_letters_are_buried_beside_their_rows(pg: Postgres):
     reject = Reject(b"x" * 300, "a reason with a \0 and a \ud800", True)
-
-    @again
-    def entries() -> Iterator[Entry]:
-        for seq in range(1, 101):
-            yield seq, 0, b"x" * 300, reject if seq % 2 else Gps(device="a", lat=1.0, lon=2.0)
-
+    bodies = [
+        body_with(seq, 0, b"x" * 300, reject if seq % 2 else Gps(device="a", lat=1.0, lon=2.0)) for seq in range(1, 101)
+    ]
     store = connect(pg)
-    assert store.persist(claim(count=100), entries) == (50, 50, False)
-    assert buried == [3] * 16 + [2]
+    assert store.persist(claim(count=100), bodies) == (50, 50, False)
     assert [row[0] for row in pg.ask("SELECT seq FROM dead_letters ORDER BY id")] == list(range(1, 101, 2))
     assert pg.ask("SELECT DISTINCT reason FROM dead_letters") == [("a reason with a \\0 and a \\ud800",)]
     assert pg.ask("SELECT count(*) FROM gps") == [(50,)]
@@ -681,22 +659,16 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
     def waiting() -> bool:
         return bool(pg.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
 
-    @again
-    def entries() -> Iterator[Entry]:
-        yield from gps(10)
+    begun = threading.Event()
+
+    def wait() -> None:
+        begun.set()
         harness.poll(waiting, 60, "the second waits for the first")
         if first_one_fails:
             raise Lost("gone")
 
     with ThreadPoolExecutor(1) as pool:
-        begun = threading.Event()
-
-        @again
-        def early() -> Iterator[Entry]:
-            begun.set()
-            yield from entries
-
-        one = pool.submit(first.persist, claim(count=10), early)
+        one = pool.submit(first.persist, claim(count=10), watched(gps(10), wait))
         assert begun.wait(PATIENCE)
         outcome = patiently(lambda: second.persist(claim(count=10), gps(10)))
         if first_one_fails:
@@ -711,7 +683,7 @@ def test_the_second_of_two_workers_with_one_claim_waits_for_the_first(pg: Postgr
 def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(pg: Postgres):
     body = b'{"device":"a","lat":1,"lon":2}'
     store, other = connect(pg), connect(pg)
-    store.persist(claim(), [(1, 0, body, Reject(body, "once", True))])
+    store.persist(claim(), [body_with(1, 0, body, Reject(body, "once", True))])
     letters = store.letters("true", 0, 9, 9, False)
 
     def waiting() -> bool:
@@ -720,11 +692,13 @@ def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(p
     with ThreadPoolExecutor(1) as pool:
         later: list[Any] = []
 
-        def decode(letter: DeadLetter) -> list[Record | Reject]:
+        def replay_again() -> None:
             if not later:
                 later.append(pool.submit(patiently, lambda: other.replay(letters, decode, False)))
                 harness.poll(waiting)
-            return [Gps(device="a", lat=1.0, lon=2.0)]
+
+        def decode(letter: DeadLetter) -> Decoded:
+            return Decoded(Watched([Gps(device="a", lat=1.0, lon=2.0)], replay_again))
 
         assert store.replay(letters, decode, False)[:3] == (1, 1, 0)
         assert later[0].result(60)[:3] == (0, 0, 0)
@@ -805,28 +779,12 @@ def test_a_lost_backend_and_a_restarted_server_cost_one_attempt_each(pg: Postgre
 def test_a_backend_killed_during_copy_leaves_no_rows(pg: Postgres):
     store = connect(pg)
 
-    @again
-    def entries() -> Iterator[Entry]:
-        yield from gps(5)
+    def kill() -> None:
         pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
-        yield from gps(5)
 
     with pytest.raises(Unavailable):
-        store.persist(claim(count=10), entries)
+        store.persist(claim(count=10), [*watched(gps(5), kill), *gps(10)[5:]])
     assert pg.ask("SELECT (SELECT count(*) FROM batches), (SELECT count(*) FROM gps)") == [(0, 0)]
-    assert store.persist(claim(count=10), gps(10)).records == 10
-
-
-def test_an_exception_of_the_entries_propagates_and_nothing_is_stored(pg: Postgres):
-    store = connect(pg)
-
-    @again
-    def entries() -> Iterator[Entry]:
-        yield from gps(5)
-        raise ValueError("of the decoder's, not of the row's")
-
-    with pytest.raises(ValueError, match="of the decoder's"):
-        store.persist(claim(count=10), entries)
     assert store.persist(claim(count=10), gps(10)).records == 10
 
 
@@ -865,7 +823,7 @@ def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres
 )
 def test_an_invalid_condition_raises_and_changes_nothing(pg: Postgres, where: str):
     store = connect(pg)
-    store.persist(claim(), [(1, 0, b"x", Reject(b"x", "y", True))])
+    store.persist(claim(), [body_with(1, 0, b"x", Reject(b"x", "y", True))])
     for question in (lambda: store.letters(where, 0, 9, 9, False), lambda: store.reasons(where)):
         with pytest.raises(ValueError, match="not a condition"):
             question()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,18 +13,16 @@ import pytest
 
 from proving.harness import poll
 from proving.postgres import Postgres, postgres_server
-from sluice.base.counters import Histogram
 from sluice.contrib.postgres import partitions
 from sluice.contrib.postgres.session import connect
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
-from sluice.store.entries import Entries
 from sluice.store.registry import open_store
-from sluice.store.types import Entry, Unavailable
+from sluice.store.types import Body, Unavailable
 from sluice.streams.built_in import STREAMS
-from sluice.streams.record import Gps, Limits, Vote
+from sluice.streams.record import Gps, Vote
 from sluice.streams.registry import stream
-from support.store_contract import claim
+from support.store_contract import body_with, claim, decoded
 
 pytestmark = pytest.mark.contract
 
@@ -48,10 +46,10 @@ def pg(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Postgres]:
     server.ask("ALTER ROLE sluice RESET ALL")
 
 
-def gps(*ages: float, first: int = 1) -> Iterable[Entry]:
+def gps(*ages: float, first: int = 1) -> list[Body]:
     """Positions that arrived so many seconds ago."""
     position = Gps(device="a", lat=1.0, lon=2.0)
-    return [(n, int((time.time() - age) * 1e6), b"", position) for n, age in enumerate(ages, first)]
+    return [body_with(n, int((time.time() - age) * 1e6), b"", position) for n, age in enumerate(ages, first)]
 
 
 def parts(pg: Postgres) -> list[partitions.Partition]:
@@ -139,7 +137,7 @@ def test_a_stream_may_have_any_name_beside_a_stream_with_partitions_and_a_tally(
         with contextlib.closing(open_store(pg.url, streams, keep=KEEP)) as store:
             for name in names:
                 vote = streams[name].record(poll="p", choice="c")  # type: ignore[call-arg]
-                entries = [(n, int(arrived), b"", vote) for n, arrived in ((1, 0), (2, time.time() * 1e6))]
+                entries = [body_with(n, int(arrived), b"", vote) for n, arrived in ((1, 0), (2, time.time() * 1e6))]
                 assert store.persist(claim(name, 2), entries) == (2, 0, False)
                 rows.make_countable(name, "poll", "choice")
             while store.expire("gps", before(600)):
@@ -202,6 +200,6 @@ def test_a_partitioned_table_gets_the_column_of_the_sender(pg: Postgres) -> None
     store.close()
     pg.ask("ALTER TABLE gps DROP COLUMN sender")
     store = open_store(pg.url, STREAMS, keep=KEEP)
-    Entries(claim("gps", 1, first=2), [NAMED], STREAMS["gps"], Limits(), Histogram((1.0,))).persist(store)
+    store.persist(claim("gps", 1, first=2), decoded(STREAMS["gps"], [NAMED], 2))
     store.close()
     assert pg.ask("SELECT sender FROM gps ORDER BY seq") == [("",), ("acme",)]

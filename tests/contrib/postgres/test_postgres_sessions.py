@@ -6,7 +6,7 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -19,10 +19,10 @@ from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.store import bounds
 from sluice.store.registry import open_store
-from sluice.store.types import Entry, Epoch
+from sluice.store.types import Body, Epoch
 from sluice.streams.built_in import STREAMS
-from sluice.streams.record import Gps, Reject, Vote
-from support.store_contract import again, claim, votes
+from sluice.streams.record import Decoded, Gps, Reject, Vote
+from support.store_contract import body_with, claim, votes, watched
 
 pytestmark = pytest.mark.contract
 
@@ -50,9 +50,9 @@ def pg(server: Postgres) -> Iterator[Postgres]:
     server.ask("ALTER ROLE sluice RESET ALL")
 
 
-def gps(*ages: float) -> Iterable[Entry]:
+def gps(*ages: float) -> list[Body]:
     position = Gps(device="a", lat=1.0, lon=2.0)
-    return [(n, int((time.time() - age) * 1e6), b"", position) for n, age in enumerate(ages, 1)]
+    return [body_with(n, int((time.time() - age) * 1e6), b"", position) for n, age in enumerate(ages, 1)]
 
 
 def use(pg: Postgres, url: str = "") -> None:
@@ -60,12 +60,12 @@ def use(pg: Postgres, url: str = "") -> None:
     with contextlib.closing(open_store(url or pg.url, STREAMS, keep=WEEK)) as store:
         assert store.persist(*votes("a", "")) == (1, 1, False)
         assert store.persist(claim("gps", 2), gps(0, 30 * 86_400)) == (2, 0, False)
-        assert store.replay(store.letters(), lambda letter: [Vote(poll="p", choice="é")])[:3] == (1, 1, 0)
+        assert store.replay(store.letters(), lambda letter: Decoded([Vote(poll="p", choice="é")]))[:3] == (1, 1, 0)
         reject = Reject(b"\\x00\xff", "why", True)
-        assert store.persist(claim("votes", 1, 9), [(9, 0, b"\\x00", reject)]) == (0, 1, False)
+        assert store.persist(claim("votes", 1, 9), [body_with(9, 0, b"\\x00", reject)]) == (0, 1, False)
         assert [letter.body for letter in store.letters()] == [b"\\x00\xff"]
         assert store.reasons() == [("votes", "why", 1)]
-        while store.expire("gps", gps(7 * 86_400)[0][1]):  # type: ignore[index]
+        while store.expire("gps", gps(7 * 86_400)[0].received):
             pass
         assert store.ledger("gps").deleted == 1
         assert store.expire_letters(1) is False
@@ -193,16 +193,13 @@ def test_a_claim_may_take_longer_than_the_servers_limit_for_a_statement(pg: Post
     pg.ask("ALTER ROLE sluice SET idle_in_transaction_session_timeout = '1s'")
     old = "SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND clock_timestamp() > query_start + interval '1.2 s'"
 
-    @again
-    def entries() -> Iterator[Entry]:
-        yield from gps(0)
+    def wait() -> None:
         with pg.connect() as db:
             db.execute("SET statement_timeout = 0")
             poll(lambda: db.execute(old).fetchall(), what="the statement is old")
-        yield from gps(0)
 
     with contextlib.closing(open_store(pg.url, STREAMS)) as store:
-        assert store.persist(claim("gps", 1), entries) == (2, 0, False)
+        assert store.persist(claim("gps", 1), [*watched(gps(0), wait), *gps(0)]) == (2, 0, False)
 
 
 def test_the_url_says_after_which_time_a_connection_is_given_up(pg: Postgres) -> None:

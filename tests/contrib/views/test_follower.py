@@ -31,9 +31,9 @@ from sluice.contrib.views.link import Command
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.contrib.views.rows.source import PIECE_BYTES
 from sluice.store.registry import open_store
-from sluice.store.types import DeadLetter, Entry, Unavailable
-from sluice.streams.record import Gps, Metric, Reject
-from support.store_contract import again
+from sluice.store.types import DeadLetter, Unavailable
+from sluice.streams.record import Decoded, Gps, Metric, Reject
+from support.store_contract import watched
 from support.views_site import NOON, Site, site
 
 pytestmark = pytest.mark.contract
@@ -96,14 +96,8 @@ def test_series_are_equal_whatever_the_order_of_their_tags(here: Site) -> None:
 
 def test_an_older_value_that_is_committed_later_does_not_win(postgres: Site) -> None:
     slow, done = postgres.connect(), threading.Event()
-    claim, entries = postgres.claim("gps", [position("bike", 5, lat=5.0), position("bike", 9, lat=9.0)])
-
-    @again
-    def blocked() -> Iterator[Entry]:
-        yield entries[0]
-        done.wait(PATIENCE)
-        yield entries[1]
-
+    claim, bodies = postgres.claim("gps", [position("bike", 5, lat=5.0), position("bike", 9, lat=9.0)])
+    blocked = [*watched(bodies[:1], lambda: done.wait(PATIENCE)), bodies[1]]
     thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
     thread.start()
     harness.poll(lambda: open_transactions(postgres))
@@ -143,15 +137,13 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
     monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
     monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
     slow, opened, done = postgres.connect(), threading.Event(), threading.Event()
-    claim, entries = postgres.claim("gps", [position("bike", 5)])
+    claim, bodies = postgres.claim("gps", [position("bike", 5)])
 
-    @again
-    def blocked() -> Iterator[Entry]:
+    def wait() -> None:
         opened.set()
         done.wait(PATIENCE)
-        yield from entries
 
-    thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
+    thread = threading.Thread(target=lambda: slow.persist(claim, watched(bodies, wait)))
     thread.start()
     opened.wait(PATIENCE)
     for n in range(3):
@@ -503,18 +495,18 @@ class Chaos:
         self.here.put(stream, self.records(stream))
 
     def bury(self) -> None:
-        claim, entries = self.here.claim("gps", self.records("gps"))
-        entries[0] = (*entries[0][:3], Reject(b"{}", "bad", True))
-        self.here.store.persist(claim, entries)
+        claim, bodies = self.here.claim("gps", self.records("gps"))
+        bodies[0] = bodies[0].replace((), [Reject(b"{}", "bad", True)])
+        self.here.store.persist(claim, bodies)
 
     def redeliver(self) -> None:
         if self.here.claims:
-            claim, entries = self.random.choice(self.here.claims)
-            assert self.here.store.persist(claim, entries).again
+            claim, bodies = self.random.choice(self.here.claims)
+            assert self.here.store.persist(claim, bodies).again
 
     def replay(self) -> None:
-        def decode(letter: DeadLetter) -> list[Any]:
-            return self.records("gps")
+        def decode(letter: DeadLetter) -> Decoded:
+            return Decoded(self.records("gps"))
 
         self.here.store.replay(self.here.store.letters(limit=2), decode)
 
@@ -523,15 +515,13 @@ class Chaos:
         if self.here.url.startswith("sqlite"):
             return self.put()
         slow, opened, done = self.here.connect(), threading.Event(), threading.Event()
-        claim, entries = self.here.claim("gps", self.records("gps"))
+        claim, bodies = self.here.claim("gps", self.records("gps"))
 
-        @again
-        def blocked() -> Iterator[Entry]:
+        def wait() -> None:
             opened.set()
             done.wait(PATIENCE)
-            yield from entries
 
-        thread = threading.Thread(target=lambda: slow.persist(claim, blocked))
+        thread = threading.Thread(target=lambda: slow.persist(claim, watched(bodies, wait)))
         thread.start()
         opened.wait(PATIENCE)
         for _ in range(self.random.randrange(1, 4)):

@@ -82,7 +82,7 @@ def reader(site: Site, name: str, runtime: str = "cpython") -> Iterator[Reader]:
         with harness.reader(site.tmp, runtime, GUNICORN[name], site.env, args) as server:
             yield Reader(name, server.socket, server, site)
     else:
-        with simple_server("serve", name, runtime, site.tmp, site.env) as server:
+        with simple_server("sluice.contrib.views.serve", name, runtime, site.tmp, site.env) as server:
             yield Reader(name, server.port, server, site)
 
 

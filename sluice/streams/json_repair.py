@@ -19,7 +19,7 @@ HALF = re.compile(
 )
 
 
-def mended(text: bytes) -> bytes:
+def repair_json(text: bytes) -> bytes:
     """The text, where a number that is none is a text, half a surrogate pair is U+FFFD, and a control character in a
     text is escaped; b"" if that is no JSON, either: a dead letter has what was sent.
     """
