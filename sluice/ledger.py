@@ -215,7 +215,7 @@ class Observer:
         except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
             self.store = None
-            return None
+        return None
 
     def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.
