@@ -32,6 +32,7 @@ from sluice import settings
 from sluice.contrib.postgres import partitions
 from sluice.contrib.postgres import store as postgres
 from sluice.contrib.postgres.session import PINS, SERVER_ERRORS, is_server_error
+from sluice.contrib.postgres.tables import COPIED
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.settings import SettingError
@@ -384,6 +385,12 @@ def test_a_column_whose_type_changes_between_two_transactions_gets_nothing(
     pg.ask("ALTER TABLE own DROP a")
     put(2)
     assert pg.ask("SELECT a FROM own ORDER BY seq") == [(None,), (value,)]
+
+
+def test_the_columns_of_each_table_that_gets_bits_are_compared():
+    sources = "".join(path.read_text() for path in (harness.ROOT / "sluice").rglob("*.py"))
+    tables = re.findall(r'COPY "?([^\s"]+)"? \([^)]*\) FROM STDIN \(FORMAT BINARY\)', sources)
+    assert sorted(tables) == sorted([*COPIED, "{self.name}"])
 
 
 @pytest.mark.parametrize("column, kind", [("value", "numeric(20,3)"), ("time", "timestamptz(0)")])
