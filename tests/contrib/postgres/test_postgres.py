@@ -372,7 +372,7 @@ def test_a_column_whose_type_changes_between_two_transactions_gets_nothing(
 
     def put(n: int) -> None:
         body = Claim("own", f"run:{n}:1", n, 1, 100, [(n, 0)])
-        assert store.persist(body, [(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
+        assert store.persist(body, [body_with(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
 
     put(1)
     pg.ask(f"ALTER TABLE own ALTER a TYPE {to}")
@@ -819,7 +819,7 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
 
 def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
     store = connect(pg)
-    store.persist(claim(), [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
+    store.persist(claim(), [body_with(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
     assert [x.received for x in store.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
     assert store.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
 
