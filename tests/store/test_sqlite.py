@@ -186,7 +186,8 @@ class TestSqlite(StoreTests):
         self, before: Any, after: Any, sent: Any, backend: SqliteStore
     ) -> None:
         def connected(kind: Any) -> tuple[Store, Any]:
-            own = stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))
+            record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+            own = stream("own", record)
             return open_store(backend.url, {"own": own, "votes": STREAMS["votes"]}), own.record
 
         connected(before)[0].close()

@@ -349,7 +349,8 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
 
 def own(kind: Any) -> dict[str, Stream]:
     """A stream with one field of a type."""
-    return {"own": registry.stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))}
+    record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+    return {"own": registry.stream("own", record)}
 
 
 @pytest.mark.parametrize(
