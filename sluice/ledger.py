@@ -213,8 +213,8 @@ class Observer:
             trouble.append(str(error))
         except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
-            self.store = None
-            return None
+        self.store = None
+        return None
 
     def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.

@@ -218,7 +218,7 @@ def of_last_start(home: Path) -> dict[str, str]:
 
 def keep_for_verbs(s: Settings) -> None:
     """Write what `of_last_start` reads, once the settings are checked."""
-    lines = s.given | {"INGEST_CELL": s.cell}
+    lines = {**s.given, "INGEST_CELL": s.cell}
     head = "# The settings of the last start, for bin/sluice. The next one reads INGEST_CELL, and writes it anew.\n"
     text = head + "".join(f"{name}={value}\n" for name, value in sorted(lines.items()) if "\n" not in value)
     before = of_last_start(s.home)
