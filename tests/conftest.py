@@ -107,8 +107,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 # --no-loadscope-reorder, so they come first, and at the end of a run its processes share the short ones.
 LONGEST = [
     "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka", "contrib/destinations/test_engines",
-    "test_influxdb", "test_prometheus", "contrib/page/test_page", "test_syslog", "run/test_balancer", "test_refusals",
-    "test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
+    "contrib/formats/test_influxdb", "contrib/formats/test_prometheus", "contrib/page/test_page", "contrib/formats/test_syslog", "run/test_balancer", "contrib/formats/test_refusals",
+    "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
     "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower", "nginx/test_senders",
     "run/test_reload", "test_batches", "ops/test_sluice", "contrib/postgres/test_postgres", "ops/test_backup",
     "contrib/destinations/test_parquet", "contrib/access/test_access", "nginx/test_limits", "nginx/test_unread",
