@@ -13,7 +13,7 @@ from proving import harness
 from sluice.base.screen import table
 
 TESTS = Path(__file__).parent
-pytest.register_assert_rewrite("support")  # a failed assertion shows its values, as in a test module
+pytest.register_assert_rewrite("support", "contrib_support")  # a failed assertion shows its values, as in a test module
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any, cast
 import apsw
 import pytest
 
+from contrib_support.views_site import NOON, site
 from proving.harness import PATIENCE, ROOT, Server, environment, poll, redis_server, running
 from proving.postgres import Postgres, postgres_server
 from sluice.contrib.postgres.copies import run
@@ -26,7 +27,6 @@ from sluice.store.sqlite import copies as sqlite_copies
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps
 from support.operator_verbs import drain, push, sluice, status, vote
-from support.views_site import NOON, site
 
 pytestmark = pytest.mark.contract
 
