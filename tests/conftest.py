@@ -112,9 +112,10 @@ LONGEST = [
     "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
     "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower",
     "contrib/access/test_senders", "run/test_reload", "contrib/formats/test_batches", "ops/test_sluice",
-    "contrib/postgres/test_postgres", "contrib/postgres/test_postgres_backup", "ops/test_backup", "contrib/destinations/test_parquet",
-    "contrib/access/test_access", "nginx/test_limits", "contrib/views/test_unread", "test_examples", "test_poison",
-    "contrib/views/test_reading", "spool/test_disk", "contrib/views/test_refresh",
+    "contrib/postgres/test_postgres", "contrib/postgres/test_postgres_backup", "ops/test_backup",
+    "contrib/destinations/test_parquet", "contrib/access/test_access", "nginx/test_limits",
+    "contrib/views/test_unread", "test_examples", "test_poison", "contrib/views/test_reading", "spool/test_disk",
+    "contrib/views/test_refresh",
 ]  # fmt: skip
 
 
