@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from proving.harness import ROOT
+from support.folders import lacks
 
 TOUR = (ROOT / "docs/TOUR.md").read_text()
 PROGRAMS = [ROOT / name for name in ("gunicorn.conf.py", "ingest.py", "worker.py")]
@@ -50,7 +51,10 @@ def room(name: str) -> str:
 def drawing() -> dict[str, list[str]]:
     """The drawing in the tour: room -> the rooms that it imports."""
     (block,) = re.findall(r"^## What imports what\n(?:\n|\S.*\n)*((?:    .*\n)+)", TOUR, re.M)
-    return {first: others for first, *others in (line.split() for line in block.splitlines())}
+    lines = [
+        [name for name in line.split() if not lacks(name)] for line in block.splitlines() if not lacks(line.split()[0])
+    ]
+    return {first: others for first, *others in lines}
 
 
 def rooms() -> dict[str, set[str]]:

@@ -6,10 +6,20 @@ import pytest
 
 from proving.harness import ROOT
 
+ALL = "access", "autoscale", "destinations", "formats", "kafka", "page", "postgres", "sentinel", "views"
+
 
 def has(*folders: str) -> bool:
     return all((ROOT / "sluice/contrib" / folder / "register.py").exists() for folder in folders)
 
 
 def needs(*folders: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not has(*folders), reason=f"no folder {', '.join(folders)} of contrib")
+    return pytest.mark.skipif(not has(*folders), reason=f"a folder of contrib is not here: {', '.join(folders)}")
+
+
+whole = needs(*ALL)
+
+
+def lacks(path: str) -> bool:
+    """Whether a path or a dotted name is of a folder of contrib that is not here."""
+    return any(f"contrib{mark}{folder}" in path for mark in "./" for folder in ALL if not has(folder))

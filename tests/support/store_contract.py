@@ -24,7 +24,6 @@ from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
 from sluice.account import shared
 from sluice.base.counters import Histogram
-from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
