@@ -51,10 +51,9 @@ def room(name: str) -> str:
 def drawing() -> dict[str, list[str]]:
     """The drawing in the tour: room -> the rooms that it imports."""
     (block,) = re.findall(r"^## What imports what\n(?:\n|\S.*\n)*((?:    .*\n)+)", TOUR, re.M)
-    lines = [
-        [name for name in line.split() if not lacks(name)] for line in block.splitlines() if not lacks(line.split()[0])
-    ]
-    return {first: others for first, *others in lines}
+    drawn = {first: others for first, *others in (line.split() for line in block.splitlines())}
+    here = {first: others for first, others in drawn.items() if not lacks(first)}
+    return {first: [other for other in others if not lacks(other)] for first, others in here.items()}
 
 
 def rooms() -> dict[str, set[str]]:

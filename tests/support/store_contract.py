@@ -1156,6 +1156,7 @@ class StoreTests:
             self.views_read_parcels(backend, own)
 
     def views_read_parcels(self, backend: Backend, own: Stream) -> None:
+        from sluice.contrib.views.rows.registry import open_row_source
 
         source = open_row_source(backend.url, {"parcels": own})
         with source.snapshot():
