@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis as redis_client
@@ -127,6 +129,7 @@ SLOW = {
         b"POST /slow HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc",
         b"abc",
     ),
+    "letters_in_the_query": (plain(b"abc", "/slow?device=Jürgen"), b"abc"),
     "a_percent_in_the_path": (plain(b"abc", "/sl%6fw"), b"abc"),
     "a_field_twice": (plain(b"abc", "/slow", "Accept: a", "Accept: b"), b"abc"),
 }
@@ -155,6 +158,14 @@ def test_the_requests_of_a_turn_are_one_batch(echo: Site) -> None:
         said = [client.echo() for _ in range(100)]
     assert [one["size"] for one in said] == [100] * 100
     assert len({one["batch"] for one in said}) == 1
+
+
+def test_letters_in_a_query_are_taken_as_if_they_were_encoded(echo: Site, kind: str) -> None:
+    """As curl sends what is typed."""
+    with Client(echo[kind]) as client:
+        for typed in "device=Jürgen", "device=%C3%BC&x=ü", "a=\xff":
+            client.send(plain(b"x", f"/gps?{typed}"))
+            assert client.echo()["query"] == re.sub("[^ -~]+", lambda found: quote(found[0]), typed)
 
 
 def test_two_requests_may_be_split_at_any_byte(echo: Site, kind: str) -> None:

@@ -238,6 +238,16 @@ def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     ]
 
 
+def test_a_stream_of_ones_own_may_have_nanoseconds(pg: Postgres):
+    class Tick(Record, kw_only=True):
+        price: float
+
+    ticks = registry.stream("ticks", Tick, precision="ns")
+    bodies = [Body.of(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
+    assert connect(pg, ticks=ticks).persist(claim("ticks"), bodies).records == 1
+    assert pg.ask("SELECT extract(microseconds FROM time)::int, nanoseconds, price FROM ticks") == [(123456, 789, 1.0)]
+
+
 def test_a_new_field_is_a_new_column(pg: Postgres):
     class Old(Record, kw_only=True):
         sku: str
@@ -346,7 +356,8 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
 
 def own(kind: Any) -> dict[str, Stream]:
     """A stream with one field of a type."""
-    return {"own": registry.stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))}
+    record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+    return {"own": registry.stream("own", record)}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +380,7 @@ def test_a_column_whose_type_changes_between_two_transactions_gets_nothing(
 
     def put(n: int) -> None:
         body = Claim("own", f"run:{n}:1", n, 1, 100, [(n, 0)])
-        assert store.persist(body, [(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
+        assert store.persist(body, [body_with(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
 
     put(1)
     pg.ask(f"ALTER TABLE own ALTER a TYPE {to}")
@@ -816,7 +827,7 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
 
 def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
     store = connect(pg)
-    store.persist(claim(), [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
+    store.persist(claim(), [body_with(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
     assert [x.received for x in store.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
     assert store.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
 

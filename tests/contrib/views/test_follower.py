@@ -202,7 +202,7 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
     here.caught_up()
     letters = here.store.letters()
     assert len(letters) == 1
-    replayed = here.store.replay(letters, lambda letter: [position("bike", 8, lat=8.0)])
+    replayed = here.store.replay(letters, lambda letter: Decoded([position("bike", 8, lat=8.0)]))
     assert replayed.stored == 1
     here.caught_up()
     assert '"lat":8.0' in here.actual("/gps/latest")["bike"]
