@@ -22,6 +22,8 @@ import pyarrow.parquet
 import pytest
 import redis
 
+from contrib_support import outbox_contract
+from contrib_support.outbox_contract import outbox
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
@@ -39,9 +41,8 @@ from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Record, Vote
 from sluice.streams.registry import stream
-from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes, watched
+from support.store_contract import NOON, body_with, claim, decoded, today, votes, watched
 
 HOUR = "2026-01-01T12"
 
@@ -334,7 +335,7 @@ MOMENTS = {
 
 def killed(url: str, tmp: Path, program: str) -> None:
     """Run a program that kills itself."""
-    store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
+    outbox_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
 @pytest.mark.contract
