@@ -74,9 +74,7 @@ def analyze(units: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "env", [{}, pytest.param(EVERY, marks=needs("postgres"))], ids=["as it comes", "pypy and postgresql"]
-)
+@pytest.mark.parametrize("env", ENVS, ids=["as it comes", "pypy and postgresql"])
 def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> None:
     names = "sluice.target", *(f"sluice-{name}.socket" for name in GATEWAYS), *UNITS
     done = analyze(installed(tmp, env), "verify", "--man=no", *names)
@@ -84,9 +82,7 @@ def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> No
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "env", [{}, pytest.param(EVERY, marks=needs("postgres"))], ids=["as it comes", "pypy and postgresql"]
-)
+@pytest.mark.parametrize("env", ENVS, ids=["as it comes", "pypy and postgresql"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str], tmp: Path) -> None:
     done = analyze(installed(tmp, env), "security", "--offline=true", f"--threshold={EXPOSED * 10:.0f}", unit)
@@ -385,6 +381,7 @@ def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
 
 
 @pytest.mark.nightly
+@needs("views")
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_reader_and_follower_notify_readiness_and_feed_the_watchdog(runtime: str, tmp: Path, manager: Manager) -> None:
     with reader(tmp, runtime, env=manager.env()):
