@@ -75,7 +75,6 @@ class Observer:
             name: balance(snapshots.get(name), ledgers.get(name)) | {"decoder": name in self.streams} for name in names
         }
         trouble += discrepancies(rows)
-        trouble += [snapshot.warning for snapshot in snapshots.values() if snapshot.warning]
         self.hindrances(rows, processes, trouble)
         for name, row in rows.items():
             rule = self.streams[name].rule if name in self.streams else None
@@ -214,7 +213,7 @@ class Observer:
             trouble.append(str(error))
         except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
-            self.store = None
+        self.store = None
         return None
 
     def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:

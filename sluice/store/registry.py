@@ -61,7 +61,11 @@ def open_store(
 def open_own(s: Settings, streams: Mapping[str, Stream], **more: Any) -> Store[Any]:
     """The store of a cell, for a verb: `open_store` without `make`. Raises: as that, and as `require_own`."""
     store = open_store(s.store, dict(streams), make=False, **more)
-    require_own(store, s.home)
+    try:
+        require_own(store, s.home)
+    except BaseException:
+        store.close()
+        raise
     return store
 
 

@@ -18,6 +18,7 @@ from proving.harness import ROOT, Server, ask, environment, redis_server
 from sluice import settings
 from sluice.base.files import read, replace
 from sluice.run import configure
+from sluice.run.services import contents
 from sluice.run.up import check_home
 from support.operator_verbs import push, sluice, vote
 
@@ -123,8 +124,13 @@ def test_a_database_is_private_whichever_program_makes_it(first: str, tmp: Path,
             assert sluice(tmp, "backup", str(tmp / "copy"))[0] == 0
             for file in tmp.glob("ingest.db*"):
                 file.unlink()
-            words = [ROOT / "bin/sluice", "restore", tmp / "copy"]
-            subprocess.run(words, env=environment(tmp), check=True, stdout=subprocess.PIPE, timeout=60)
+            subprocess.run(
+                [ROOT / "bin/sluice", "restore", tmp / "copy"],
+                env=environment(tmp),
+                check=True,
+                stdout=subprocess.PIPE,
+                timeout=60,
+            )
     finally:
         os.umask(before)
     found = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp / "ingest.db", tmp / settings.STORE)}
@@ -140,8 +146,9 @@ def test_a_file_is_replaced_without_following_a_link(tmp: Path) -> None:
 
 
 def test_what_is_no_file_is_not_read(tmp: Path) -> None:
-    """A pipe would hang whoever opens it."""
+    """A pipe would hang whoever opens it, as `bin/provision services` does as root in the home of another user."""
     os.mkfifo(tmp / "pipe")
+    assert contents(tmp) == {}
     (tmp / "link").symlink_to("/etc/passwd")
     for name in "pipe", "link":
         with pytest.raises(OSError, match="no file|symbolic"):

@@ -585,7 +585,7 @@ def test_a_signed_route_that_nothing_checks_stops_the_start(monkeypatch: pytest.
 def test_nginx_reads_all_of_its_files_in_a_home_whose_name_is_a_pattern(tmp: Path) -> None:
     s = settings.load({"INGEST_HOME": str(tmp / "[a]*?")})
     configure.write(s)
-    command = ["nginx", "-T", "-p", s.home, "-c", s.home / "etc/nginx.conf"]
+    command = ["nginx", "-T", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
     shown = subprocess.run(command, env={"PATH": configure.program_path()}, capture_output=True, text=True).stdout
     read = set(re.findall(r"^# configuration file (.*):$", shown, re.M))
     written = {str(path) for path in (s.home / "etc").rglob("*.conf")}

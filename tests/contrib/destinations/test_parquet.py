@@ -22,6 +22,8 @@ import pyarrow.parquet
 import pytest
 import redis
 
+from contrib_support import outbox_contract
+from contrib_support.outbox_contract import outbox
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
@@ -35,13 +37,12 @@ from sluice.contrib.destinations.registry import check_rows, open_destination, o
 from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import Outcome, Unavailable
+from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Record, Vote
 from sluice.streams.registry import stream
-from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes, watched
+from support.store_contract import NOON, body_with, claim, decoded, today, votes, watched
 
 HOUR = "2026-01-01T12"
 
@@ -258,7 +259,7 @@ def test_the_lines_of_the_documents_read_files_of_two_versions(library: str, fir
         with contextlib.closing(connected(url, tmp, {"gps": stream("gps", kind)})) as store:
             more: Any = {"floor": 3} if kind is Further else {}
             record = kind(device="bike", lat=1.0, lon=2.0, **more)
-            store.persist(claim("gps", 1, number), [(number, NOON + number * 3_600_000_000, b"", record)])
+            store.persist(claim("gps", 1, number), [Body(number, NOON + number * 3_600_000_000, b"", [record])])
     _, *programs = samples("Parquet")
     (program,) = [each for each in programs if f"{library}." in each]
     *before, last = program.strip().replace("/srv", str(tmp)).replace("max(time)", "max(floor)").splitlines()
@@ -334,7 +335,7 @@ MOMENTS = {
 
 def killed(url: str, tmp: Path, program: str) -> None:
     """Run a program that kills itself."""
-    store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
+    outbox_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
 @pytest.mark.contract

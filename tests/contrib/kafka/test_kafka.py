@@ -609,7 +609,7 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(tmp: 
         accepted(gate.socket, VOTE % b"d")
         assert burst() == 0
         for verb in ["bury", "--yes", "votes", "0:99"], ["bury", "--yes", "votes", "7"]:
-            assert sluice(tmp, url, *verb).stdout == "votes: no such body is claimed.\n"
+            assert sluice(tmp, url, *verb).stderr == f"sluice: votes: no body {verb[-1]} is claimed.\n"
         end = sum(at.end for at in Inspector(url, "").admin.positions(Admin(url).topic(f"{tmp.name}.votes")))
         for body in VOTE % b"e", b"ends", VOTE % b"f":
             accepted(gate.socket, body)

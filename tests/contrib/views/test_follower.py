@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from contrib_support.views_site import NOON, Site, site
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
@@ -34,7 +35,6 @@ from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
-from support.views_site import NOON, Site, site
 
 pytestmark = pytest.mark.contract
 
