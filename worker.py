@@ -311,9 +311,9 @@ class Worker:
                     reason = UNFIT
                 group = self.decode(state, claim, items, 0.0 if alone else bounds.TURN_SECONDS, reason or "")
                 outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
-            if not outcome.again:
+            if not outcome.again and (names := senders(group.bodies)):
                 for count in state.senders:
-                    count.stored(claim.stream, senders(group.bodies).values())
+                    count.stored(claim.stream, names.values())
             for kind, n in group.without_rows.items():
                 state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
             return outcome, group.end
@@ -344,7 +344,9 @@ class Worker:
         if not reason:
             return decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
         reject = Reject(items[0], reason, True)
-        return Group([Body(claim.first, claim.received(claim.first)[0], items[0], (), (reject,))], Counter())
+        return Group(
+            [Body(claim.first, claim.received(claim.first)[0], items[0], (), (reject,))], claim.first + 1, Counter()
+        )
 
     @contextlib.contextmanager
     def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:

@@ -75,6 +75,7 @@ class Observer:
             name: balance(snapshots.get(name), ledgers.get(name)) | {"decoder": name in self.streams} for name in names
         }
         trouble += discrepancies(rows)
+        trouble += [snapshot.warning for snapshot in snapshots.values() if snapshot.warning]
         self.hindrances(rows, processes, trouble)
         for name, row in rows.items():
             rule = self.streams[name].rule if name in self.streams else None

@@ -1104,7 +1104,7 @@ def test_an_idle_worker_takes_less_than_one_percent_of_a_core(tmp: Path, redis: 
         poll(lambda: share() < 0.01)
 
 
-LINES = b"".join(b'm,host=h%d value=%d,text="%b" %d\n' % (n % 9, n, b"x" * 150, n) for n in range(40_000))
+LINES = b"".join(b'm,host=h%d value=%d,text="%b" %d\n' % (n % 9, n, b"x" * 200, n) for n in range(32_000))
 
 
 def nested(n: int, times: int, coded: Callable[[bytes], bytes] = gzip.compress) -> bytes:
@@ -1126,7 +1126,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
         "metrics",
         [gzip.compress(LINES + b"m v=%d\n" % n) for n in range(3)],
         "metrics",
-        3 * (2 * 40_000 + 1),
+        3 * (2 * 32_000 + 1),
     ),
     "bodies that inflate to many invalid records": (
         "metrics",
@@ -1158,12 +1158,12 @@ def test_the_worker_stays_below_100_mb_while_the_store_searches_for_a_rejected_r
     create_database(tmp)
     with database(tmp / "ingest.db") as db:
         db.execute(
-            "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '77777' BEGIN SELECT RAISE(ABORT, 'no'); END"
+            "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '7777' BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
-    body = gzip.compress(b"\n".join([vote(n) for n in range(130_000)]))
+    body = gzip.compress(b"\n".join([vote(n) for n in range(65_000)]))
     raw(redis).rpush("ingest:{votes}", body, body)
     with worker(tmp) as running:
-        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(259_998,)], seconds=300)
+        poll(lambda: ask(tmp, "SELECT count(*) FROM votes") == [(129_998,)], seconds=300)
         assert ask(tmp, "SELECT count(*), min(whole), max(whole) FROM dead_letters") == [(2, 0, 0)]
         assert peak(running.pid) < 100
 

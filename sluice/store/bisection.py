@@ -29,11 +29,7 @@ class Bisection:
         self.left = bounds.SEARCH_INSERTS
 
     def store(self, bodies: Bodies) -> Outcome:
-        """Insert all that is not rejected, and bury the rest."""
-        try:
-            return self.insert(bodies)
-        except RowsRejected:
-            pass
+        """Insert all that is not rejected, and bury the rest. Not all of it can be inserted at once."""
         outcome = Outcome(0, 0)
         for piece in split(bodies, bounds.CHUNK_RECORDS):
             outcome = outcome.plus(self.search(piece))

@@ -40,15 +40,14 @@ SAMPLE = 16  # the decoding of one in so many items is timed
 
 
 class Group(NamedTuple):
-    """The first bodies of a claim, decoded. without_rows: how many parts of them have no row, by kind."""
+    """The first bodies of a claim, decoded.
+
+    end: the number after the last one. without_rows: how many parts of them have no row, by kind.
+    """
 
     bodies: list[Body]
+    end: int
     without_rows: Counter[str]
-
-    @property
-    def end(self) -> int:
-        """The number after the last body."""
-        return self.bodies[-1].seq + 1
 
 
 def decode_claim(
@@ -81,7 +80,7 @@ def decode_claim(
             if sys.getallocatedblocks() - blocks > bounds.HELD_BLOCKS:
                 break
             look_at = now + bounds.LOOK_SECONDS
-    return Group(bodies, without_rows)
+    return Group(bodies, bodies[-1].seq + 1, without_rows)
 
 
 def arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, int, bytes]]:

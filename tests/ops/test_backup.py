@@ -389,6 +389,32 @@ def test_tables_that_are_gone_are_created_as_they_were(twin: Home) -> None:
     assert twin.choices() == ["1", "2"]
 
 
+@pytest.mark.parametrize("here", [None, 86_400, 864_000, 8_640_000])
+@pytest.mark.parametrize("copied", [None, 864_000])
+def test_a_copy_with_other_partitions_than_the_table_is_restored(
+    copied: int | None, here: int | None, twin: Home
+) -> None:
+    def make(age: int | None) -> None:
+        twin.ask("DROP TABLE IF EXISTS gps CASCADE")  # only a new table gets partitions
+        open_store(twin.url, STREAMS, keep=Keep(None, {"gps": age})).close()
+
+    make(copied)
+    push(twin.redis, *[b'{"device":"%d","lat":1,"lon":2}' % n for n in range(3)], stream="gps")
+    drain(twin.tmp, **twin.env)
+    assert twin.sluice("backup", twin.file)[0] == 0
+    make(here)
+    parts = "SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class ON oid = inhrelid WHERE relkind = 'r'"
+    before = {*twin.ask(parts)}
+    code, _, said = twin.sluice("restore", "--replace", twin.file)
+    assert (code, said) == (0, "")
+    assert twin.ask("SELECT device FROM gps ORDER BY 1") == [("0",), ("1",), ("2",)]
+    assert before <= {*twin.ask(parts)}
+    strays = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'gps$%%' AND NOT relispartition"
+    assert twin.ask(strays) == []
+    twin.put(2)
+    assert twin.choices() == ["1", "2"]
+
+
 def test_a_restore_that_is_in_a_deadlock_is_tried_again(twin: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     assert twin.postgres
     assert twin.sluice("backup", twin.file)[0] == 0

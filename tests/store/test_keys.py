@@ -275,6 +275,14 @@ def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tup
     assert [at for (at,) in found] == ["2026-01-01T11:00:00.000000Z", "2026-01-01T12:00:00.000000Z"]
 
 
+def test_two_zeros_are_stored_alike(url: str) -> None:
+    here = Here(url)
+    gps = registry.stream("gps", here.streams["gps"].record, unique=("lat", "lon"))
+    here.streams["gps"] = gps._replace(rule=rule(gps, *settings.load({}).unique.of("gps")))
+    zeros = b'{"device":"a","lat":0.0,"lon":-0.0}', b'{"device":"b","lat":-0.0,"lon":0.0}'
+    assert here.put("gps", *zeros) == (1, 0)
+
+
 def test_without_a_window_nothing_is_one(url: str) -> None:
     here = Here(url, "off")
     assert here.put("votes", keyed("a", VOTE), keyed("a", VOTE)) == (2, 0)

@@ -109,6 +109,16 @@ class TestSqlite(StoreTests):
             ("old", 1.0, "real", "float", "1970-01-01T00:00:00.000000000Z"),
         ]
 
+    def test_a_stream_of_ones_own_may_have_nanoseconds(self, backend: SqliteStore) -> None:
+        class Tick(Record, kw_only=True):
+            price: float
+
+        ticks = stream("ticks", Tick, precision="ns")
+        with contextlib.closing(open_store(backend.url, {"ticks": ticks})) as store:
+            body = b'{"price":1,"time":1767268800123456789}'
+            assert store.persist(claim("ticks", 1), decoded(ticks, [body])) == Outcome(1, 0)
+        assert backend.ask("SELECT time, price FROM ticks") == [("2026-01-01T12:00:00.123456789Z", 1.0)]
+
     def test_the_tables_are_those_of_the_protocol(self, backend: SqliteStore, store: Store) -> None:
         columns = {
             name: ", ".join(row[1] for row in backend.ask(f"PRAGMA table_info({name})"))
@@ -176,7 +186,8 @@ class TestSqlite(StoreTests):
         self, before: Any, after: Any, sent: Any, backend: SqliteStore
     ) -> None:
         def connected(kind: Any) -> tuple[Store, Any]:
-            own = stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))
+            record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+            own = stream("own", record)
             return open_store(backend.url, {"own": own, "votes": STREAMS["votes"]}), own.record
 
         connected(before)[0].close()

@@ -788,7 +788,7 @@ class StoreTests:
     def test_the_search_for_rejected_records_ends_and_what_is_left_is_buried_together(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """262,144 records that are all rejected would take minutes, and each other stream waits."""
+        """65,536 records that are all rejected would take minutes, and each other stream waits."""
         monkeypatch.setattr("sluice.store.bounds.SEARCH_INSERTS", 50)
         monkeypatch.setattr("sluice.store.bounds.MERGED_BYTES", 1_000)
         monkeypatch.setattr("sluice.store.bounds.CHUNK_RECORDS", 64)

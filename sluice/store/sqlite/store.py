@@ -260,7 +260,8 @@ class Sqlite(Store[apsw.Connection]):
         try:
             with savepoint(db):
                 db.executemany(table.insert, table.rows(origin, bodies))
-                letters = self.bury(db, table.name, origin, bodies)
+                rejected = [body for body in bodies if body.rejects]
+                letters = self.bury(db, table.name, origin, rejected) if rejected else 0
         except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
-from sluice.streams.record import Record, Vote
+from sluice.streams.record import Gps, Record, Vote
 from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
@@ -244,14 +245,29 @@ def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> No
     assert not files(tmp) and not staged(tmp) and told(store, "SELECT * FROM batches_objects") == []
 
 
+class Further(Gps, kw_only=True):
+    floor: int | None = None
+
+
 @pytest.mark.contract
-def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> None:
-    store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
+@pytest.mark.parametrize("library", ["duckdb", "pyarrow", "polars"])
+@pytest.mark.parametrize("first", ["the older", "the newer"])
+def test_the_lines_of_the_documents_read_files_of_two_versions(library: str, first: str, url: str, tmp: Path) -> None:
+    pytest.importorskip(library)
+    for number, kind in enumerate((Gps, Further) if first == "the older" else (Further, Gps), 1):
+        with contextlib.closing(connected(url, tmp, {"gps": stream("gps", kind)})) as store:
+            more: Any = {"floor": 3} if kind is Further else {}
+            record = kind(device="bike", lat=1.0, lon=2.0, **more)
+            store.persist(claim("gps", 1, number), [(number, NOON + number * 3_600_000_000, b"", record)])
     _, *programs = samples("Parquet")
-    assert len(programs) == 2
-    for program in programs:
-        text = f"import duckdb, pyarrow.dataset; print({program.strip()})".replace("/srv", str(tmp))
-        assert "bike" in subprocess.check_output([sys.executable, "-c", text], text=True)
+    (program,) = [each for each in programs if f"{library}." in each]
+    *before, last = program.strip().replace("/srv", str(tmp)).replace("max(time)", "max(floor)").splitlines()
+    shown = (
+        "print(next(getattr(found, name) for name in ('to_pylist', 'to_dicts', 'fetchall') if hasattr(found, name))())"
+    )
+    text = "\n".join(["import glob, pyarrow.dataset", f"import {library}", *before, f"found = {last}", shown])
+    said = subprocess.check_output([sys.executable, "-c", text], text=True)
+    assert "bike" in said and re.search(r"\b3\b", said)
 
 
 # --- Exactly once ----------------------------------------------------------------------------------------------------

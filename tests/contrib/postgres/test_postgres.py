@@ -231,6 +231,16 @@ def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     ]
 
 
+def test_a_stream_of_ones_own_may_have_nanoseconds(pg: Postgres):
+    class Tick(Record, kw_only=True):
+        price: float
+
+    ticks = registry.stream("ticks", Tick, precision="ns")
+    bodies = [Body.of(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
+    assert connect(pg, ticks=ticks).persist(claim("ticks"), bodies).records == 1
+    assert pg.ask("SELECT extract(microseconds FROM time)::int, nanoseconds, price FROM ticks") == [(123456, 789, 1.0)]
+
+
 def test_a_new_field_is_a_new_column(pg: Postgres):
     class Old(Record, kw_only=True):
         sku: str
@@ -339,7 +349,8 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
 
 def own(kind: Any) -> dict[str, Stream]:
     """A stream with one field of a type."""
-    return {"own": registry.stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))}
+    record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+    return {"own": registry.stream("own", record)}
 
 
 @pytest.mark.parametrize(
