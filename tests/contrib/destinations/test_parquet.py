@@ -496,6 +496,7 @@ def test_nothing_is_stored_while_the_disk_is_away_from_a_running_worker(store: S
     assert choices(tmp) == ["a", "b"]
 
 
+@pytest.mark.contract
 @both
 def test_nothing_is_made_where_the_disk_is_missing_at_the_start(url: str, tmp: Path) -> None:
     with contextlib.closing(connected(url, tmp)) as store:
