@@ -109,7 +109,7 @@ LONGEST = [
     "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka", "contrib/destinations/test_engines",
     "contrib/formats/test_influxdb", "contrib/formats/test_prometheus", "contrib/page/test_page",
     "contrib/formats/test_syslog", "run/test_balancer", "contrib/formats/test_refusals",
-    "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
+    "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "contrib/sentinel/test_failover",
     "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower",
     "contrib/access/test_senders", "run/test_reload", "contrib/formats/test_batches", "ops/test_sluice",
     "contrib/postgres/test_postgres", "contrib/postgres/test_postgres_backup", "ops/test_backup",
