@@ -87,7 +87,7 @@ def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder:
 
 def pytest_in(root: Path, tmp: Path, *words: str, seconds: int) -> subprocess.CompletedProcess[str]:
     """Run the tests of the core that are in a checkout, as bin/test --core does."""
-    command = [root / ".venv/bin/python", "-m", "pytest", "-q", "--ignore", "tests/contrib", *words]
+    command = [str(root / ".venv/bin/python"), "-m", "pytest", "-q", "--ignore", "tests/contrib", *words]
     env = harness.environment(tmp / "home")
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=seconds)
 
@@ -116,6 +116,6 @@ def test_without_contrib_the_tests_of_the_core_pass(tmp: Path) -> None:
 @pytest.mark.nightly
 def test_without_contrib_the_types_and_the_style_of_what_remains_are_right(tmp: Path) -> None:
     root = checkout_without("", tmp / "checkout")
-    for command in (["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]):
+    for command in (["ruff", "check"], ["ruff", "format", "--check"], ["mypy", "--no-warn-unused-ignores"]):
         done = subprocess.run([root / ".venv/bin" / command[0], *command[1:]], cwd=root, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-3000:]
