@@ -155,6 +155,7 @@ def test_with_api_keys_every_address_may_write(tmp: Path) -> None:
     in_thread(test)
 
 
+@needs("page")
 @needs_root
 @needs_ipv6
 def test_the_list_of_the_status_page_has_networks_of_both_families() -> None:

@@ -32,6 +32,7 @@ from sluice.store.bookkeeping import PASS
 from sluice.store.expiry import RECENT_SECONDS
 from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
+from support.folders import needs
 from support.operator_verbs import drain, push, sluice, status, vote
 
 pytestmark = pytest.mark.contract
@@ -674,6 +675,7 @@ def test_a_replay_waits_for_a_locked_database_and_then_gives_up(tmp: Path, redis
     assert ask(tmp, "SELECT count(*) FROM dead_letters") == [(1,)]
 
 
+@needs("postgres")
 def test_the_missing_bodies_are_not_written_off_while_the_database_does_not_tell_what_is_stored(
     tmp: Path, redis: Server
 ) -> None:
