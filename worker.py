@@ -15,12 +15,13 @@ import contextlib
 import faulthandler
 import gc
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -296,6 +297,8 @@ class Worker:
             if self.store is None:
                 self.store = self.connect()
             items = self.outlet.items(claim)
+            if claim.deliveries > 1:
+                items = unstored(self.store, claim, items)
             # the spool executes the next claim while these bodies are stored; before, they would have waited for it
             self.prefetch(state, claim)
             if alone := claim.deliveries >= ALONE or bool(state.backoff):
@@ -308,9 +311,9 @@ class Worker:
                     reason = UNFIT
                 group = self.decode(state, claim, items, 0.0 if alone else bounds.TURN_SECONDS, reason or "")
                 outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
-            if not outcome.again:
+            if not outcome.again and (names := senders(group.bodies)):
                 for count in state.senders:
-                    count.stored(claim.stream, senders(group.bodies).values())
+                    count.stored(claim.stream, names.values())
             for kind, n in group.without_rows.items():
                 state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
             return outcome, group.end
@@ -341,7 +344,9 @@ class Worker:
         if not reason:
             return decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
         reject = Reject(items[0], reason, True)
-        return Group([Body(claim.first, claim.received(claim.first)[0], items[0], (), (reject,))], Counter())
+        return Group(
+            [Body(claim.first, claim.received(claim.first)[0], items[0], (), (reject,))], claim.first + 1, Counter()
+        )
 
     @contextlib.contextmanager
     def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:
@@ -397,6 +402,17 @@ class Worker:
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
 
 
+def unstored(store: Store[Any], claim: Claim, items: Sequence[bytes]) -> list[bytes]:
+    """The items of a claim, empty where the database has the body: an operator may have buried what ends workers."""
+    rest = [*items]
+    with store.transaction(read=True) as db:
+        ranges = store.stored(db, claim)
+    for first, last in ranges:
+        for at in range(max(0, first - claim.first), min(last + 1 - claim.first, len(rest))):
+            rest[at] = b""
+    return rest
+
+
 def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
     """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
     yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
@@ -417,15 +433,18 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["run"], ["burst"]):
         print("usage: worker.py [run | burst]", file=sys.stderr)
         return 2
+    os.umask(0o077)
     with settings.exit_if_invalid():
-        config = settings.load()
+        config = settings.load(last=True)
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
         elsewhere = open_elsewhere(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared, streams, config.keep, elsewhere)
-    publisher = Publisher(inspector, streams, config.cell, not config.has_own_redis, config.replicas, known)
+    publisher = Publisher(
+        inspector, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
+    )
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere)
     daemon.stop_on_signal(worker)

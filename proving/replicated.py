@@ -14,6 +14,7 @@ from typing import Any
 
 from proving import harness
 from sluice.base import connect
+from sluice.contrib.sentinel.sentinels import is_candidate
 from sluice.run.configure import ROOT, replaced
 
 PASSWORD = "change-me"  # noqa: S105  # that of the configurations
@@ -107,9 +108,7 @@ class Replicated:
                 with sentinel.client() as client:
                     replicas = client.execute_command("SENTINEL", "REPLICAS", self.name)
                     peers = client.execute_command("SENTINEL", "SENTINELS", self.name)
-                known.append(
-                    sum(map(connect.is_candidate, replicas)) == len(others) and len(peers) == len(self.sentinels) - 1
-                )
+                known.append(sum(map(is_candidate, replicas)) == len(others) and len(peers) == len(self.sentinels) - 1)
             roles = [node.has_role(b"slave") for node in others]
             return master if all(known) and all(roles) and master.has_role(b"master") else None
 

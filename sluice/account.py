@@ -12,10 +12,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.inspector import Inspector, Snapshot
+from sluice.store import own
 from sluice.store.store import Elsewhere, Store
 from sluice.store.types import Epoch, Ledger, Unavailable
 from sluice.streams.registry import Stream
@@ -118,16 +120,18 @@ class Publisher:
         keep: bool,
         replicas: int = 0,
         settings: Callable[[], Figures] = dict,
+        home: Path | None = None,
     ) -> None:
         """name: of the cell. keep: its Redis may be another cell's; then that name counts.
 
         replicas: number of replicas of Redis that must confirm a commit, at least. settings: see `shared`.
+        home: INGEST_HOME, where the identity of the database is noted.
         """
         self.inspector = inspector
         self.streams = set(streams)
         self.name, self.keep, self.replicas = name, keep, replicas
         self.settings, self.known_settings = settings, Figures()
-        self.named = False
+        self.home, self.named = home, False
         self.due = 0.0  # monotonic
         self.epochs: set[str] | None = None  # that were published last
         self.shared = 0
@@ -147,6 +151,8 @@ class Publisher:
                 identity = store.identity(db)
             if self.inspector.name_store(identity) not in ("", identity):
                 log.warning(OTHER_STORE)
+            if self.home:
+                own.note(self.home, identity)
         known = next((cell for cell in store.cells() if cell.cell == self.name), None)
         theirs = set(known.figures.get("epochs", ())) if known else set[str]()
         # figures of another list may be those of another installation, which is not given a turn

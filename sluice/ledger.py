@@ -25,7 +25,7 @@ from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, Snapshot
 from sluice.store.expiry import kept_seconds
-from sluice.store.registry import check_store, open_store
+from sluice.store.registry import check_store, open_own
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
 from sluice.streams.built_in import load_streams
@@ -49,7 +49,7 @@ class Observer:
         self.streams = load_streams(s)
         # the streams that have a decoder or a route
         self.names = {*self.streams, *(route.stream for route in load_routes(s.routes).values())}
-        self.url, self.cell = s.store, s.cell
+        self.settings, self.cell = s, s.cell
         check_store(s.store)
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
@@ -207,12 +207,14 @@ class Observer:
     def ask_store(self, question: Callable[[Store[Any]], T], trouble: list[str]) -> T | None:
         """The answer of the database; None, with a line in `trouble`, if it is unavailable."""
         try:
-            self.store = self.store or open_store(self.url, self.streams, make=False)
+            self.store = self.store or open_own(self.settings, self.streams)
             return question(self.store)
+        except settings.SettingError as error:
+            trouble.append(str(error))
         except Unavailable as error:
             trouble.append(f"the database is unavailable: {error}")
-            self.store = None
-            return None
+        self.store = None
+        return None
 
     def ledgers(self, store: Store[Any], names: list[str], snapshots: dict[str, Snapshot]) -> dict[str, Ledger]:
         """The database's figures for the bodies that were claimed at the time of the snapshots.

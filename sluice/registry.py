@@ -141,6 +141,7 @@ class Contribution:
     chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
     figures: what `Observer` reads besides: name -> "module:class" of the settings, with `read(counted, trouble)`.
+    openers: header field -> "module:function" of a decoder's `contents` and its arguments, for bodies with that field.
     own_decoder: "module:class" of the decoder of JSON for a user's streams.
     verbs: name -> the module.
     programs: by name.
@@ -172,6 +173,7 @@ class Contribution:
     check: str = ""
     chores: str = ""
     senders: str = ""
+    openers: Mapping[str, str] = field(default_factory=dict)
     own_decoder: str = ""
     figures: Mapping[str, str] = field(default_factory=dict)
     verbs: Mapping[str, str] = field(default_factory=dict)

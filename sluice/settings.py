@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers, registry
+from sluice.base.files import read, replace
 from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
 from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
+STARTED = "etc/settings"  # below INGEST_HOME: as they were at the last start
+STORE = "etc/store"  # below INGEST_HOME: which database has what is stored
 SCRATCH_SOCKET = "run/views.sock"  # of the second Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full (nginx/sluice.conf)
 MAX_ITEM = 500 << 20  # bytes of a body: an item of a list may have 512 MiB, with its head
@@ -68,6 +71,8 @@ class Settings:
     log: LogStyle = setting(parsers.log_style, "text", "form of the logs")
     # the values of the settings of contributions, by name, which are attributes, too
     contributed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # variable -> text, of those that are set
+    given: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -154,12 +159,20 @@ def variables() -> list[str]:
     return [variable(name) for name in table()]
 
 
-def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """An empty variable counts as not set. Raises: SettingError for the first invalid value."""
+def load(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> Settings:
+    """An empty variable counts as not set. Raises: SettingError for the first invalid value.
+
+    last: what is not set is as the last start had it, not the default. For what an operator runs, whose shell has the
+    settings of no cell.
+    """
     values: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    started: dict[str, str] = {}
     for name, row in table().items():
-        text = environ.get(variable(name), "").strip()
-        if not text:
+        text = environ.get(variable(name), "").strip() or (started.get(variable(name), "") if last else "")
+        if is_set := bool(text):
+            given[variable(name)] = text
+        else:
             # not from the operator's directory, as `parsers.path` would
             text = row.default if name != "home" else str(Path(row.default).absolute())
             text = text.replace("$INGEST_HOME", str(values.get("home")))
@@ -169,13 +182,18 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
             shown = repr(without_password(text))
             shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
             raise SettingError(f"{variable(name)}={shown} is invalid: expected {error}.") from None
+        if name == "home":
+            given.pop(variable(name), None)
+            started = of_last_start(values["home"])
+        elif is_set and isinstance(values[name], (str, Path)):
+            given[variable(name)] = str(values[name])  # a path that counts from anywhere
     for settle in registry.hooks("settle"):
         settle(values)
     if values["allow"] == AUTO:
         values["allow"] = parsers.PRIVATE
-    values["cell"] = values["cell"] or default_cell(values["home"])
+    values["cell"] = values["cell"] or started.get("INGEST_CELL") or default_cell(values["home"])
     core = {row.name: values.pop(row.name) for row in dataclasses.fields(Settings) if row.metadata}
-    loaded = Settings(**core, contributed=values)
+    loaded = Settings(**core, contributed=values, given=given)
     for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):
         if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or loaded.has_own_redis):
             raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
@@ -187,8 +205,32 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     return loaded
 
 
+def of_last_start(home: Path) -> dict[str, str]:
+    """The settings with which a cell was started last, by variable; none if it never was. Raises: SettingError."""
+    try:
+        lines = read(home / STARTED).splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise SettingError(f"INGEST_HOME: {home / STARTED} cannot be read: {error.strerror}.") from None
+    return {name: value for name, _, value in (line.partition("=") for line in lines) if name.startswith("INGEST_")}
+
+
+def keep_for_verbs(s: Settings) -> None:
+    """Write what `of_last_start` reads, once the settings are checked."""
+    lines = {**s.given, "INGEST_CELL": s.cell}
+    head = "# The settings of the last start, for bin/sluice. The next one reads INGEST_CELL, and writes it anew.\n"
+    text = head + "".join(f"{name}={value}\n" for name, value in sorted(lines.items()) if "\n" not in value)
+    before = of_last_start(s.home)
+    if before.get("INGEST_STORE") != s.given.get("INGEST_STORE"):
+        with contextlib.suppress(FileNotFoundError):
+            (s.home / STORE).unlink()  # another database from now on
+    if before != lines:
+        replace(s.home / STARTED, text)
+
+
 def default_cell(home: Path) -> str:
-    """The name of a cell that has none: the same after each start, and another one on each machine and in each home."""
+    """The name of a cell that never had one; it is kept in its home, also if that is moved."""
     identity = b""
     with contextlib.suppress(OSError):  # not every container has the file
         identity = Path("/etc/machine-id").read_bytes()

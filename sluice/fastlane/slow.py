@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from sluice.fastlane.connection import READ_BYTES, Connection
 from sluice.fastlane.interface import MAX_BODY_BYTES
 
+LETTERS = re.compile(rb"[A-Z]+ /[!-~]*\?[!-~\x80-\xff]* HTTP/1\.[01]")  # a request line with letters in its query
 MAX_BODIES = 4  # of up to MAX_BODY_BYTES that are read at a time; a longer one is read alone
 # What a client is told whose request gunicorn rejects, by status
 DETAILS = {
@@ -44,7 +46,7 @@ class SlowLane(GeventWorker):
         Returns the bytes that were read after the request; the connection has a new descriptor.
         """
         sock = gsocket.socket(fileno=conn.sock.detach())
-        client = Unread(sock, b"".join(conn.pieces))
+        client = Unread(sock, encoded(b"".join(conn.pieces)))
         conn.pieces = []
         try:
             self.handle(conn.listener, client, conn.peer)
@@ -119,6 +121,16 @@ class SlowLane(GeventWorker):
                     gevent.sleep(0)  # else a client that sends without a pause occupies the loop
             except OSError:
                 pass
+
+
+def encoded(begin: bytes) -> bytes:
+    """The beginning of a request, with what is no ASCII in its query percent-encoded: clients such as curl send letters
+    as they are, and gunicorn refuses them.
+    """
+    line, end, rest = begin.partition(b"\r\n")
+    if line.isascii() or not LETTERS.fullmatch(line):
+        return begin
+    return re.sub(rb"[\x80-\xff]", lambda found: b"%%%02X" % ord(found[0]), line) + end + rest
 
 
 class Page:

@@ -44,7 +44,9 @@ def too_large(max_body: int) -> Reply:
 
 @lru_cache(maxsize=256)
 def unavailable(detail: str, retry_after: int) -> Reply:
-    """503. retry_after: whole seconds."""
+    """503; 413 if retrying is no use. retry_after: whole seconds, or 0."""
+    if not retry_after:
+        return problem("413 Content Too Large", detail)
     return problem("503 Service Unavailable", detail, ("Retry-After", str(retry_after)))
 
 

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
-
-if TYPE_CHECKING:
-    from sluice.http.endpoints import Endpoint
 
 # The fields with a key of the request, in the order in which they count
 KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id", b"x-amz-firehose-request-id")
@@ -60,13 +57,23 @@ sender_heads: dict[str, bytes] = {}  # by name; functools.cache takes 0.2 µs on
 kept_heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the route
 
 
+class Reading(Protocol):
+    """What an endpoint says of the items of its requests; see `sluice.http.endpoints.Endpoint`."""
+
+    path: str
+    max_body: int
+    keeps_head: bool
+    keeps_fields: bool
+    kept: list[tuple[str, str]]
+
+
 def variable(name: str) -> str:
     """The name in environ of a header field."""
     name = name.upper().replace("-", "_")
     return name if name == "CONTENT_TYPE" else f"HTTP_{name}"
 
 
-def read(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
+def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """The item for the list: the body, or the query string if the body is empty; a message if the endpoint keeps heads,
     if the request has a key or a query string, or if the body looks like a message or is a form with spaces.
 
@@ -203,7 +210,7 @@ def idempotency_key(value: str) -> str:
     return key if len(key) <= KEY_CHARACTERS else ""
 
 
-def head(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
+def head(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """The head of the item."""
     received: bytes | None = environ.get("fastlane.head")
     if received is None:
@@ -218,7 +225,7 @@ def head(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
     return kept
 
 
-def make_head(environ: dict[str, Any], endpoint: Endpoint, received: bytes | None) -> bytes:
+def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None) -> bytes:
     """The same. received: the head as the server got it; None: the server does not tell."""
     query = environ.get("QUERY_STRING")
     line = f"POST {endpoint.path}?{query} HTTP/1.1" if query else f"POST {endpoint.path} HTTP/1.1"

@@ -32,7 +32,7 @@ DRILL = "drill"  # not in the package: it is in the checkout's `proving`
 STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.
-Settings come from the environment, as for bin/up: docs/protocol/operator.md."""
+Settings are those of the last start in INGEST_HOME, or of the environment: docs/protocol/operator.md."""
 
 
 def version() -> str:
@@ -89,7 +89,7 @@ def main(words: list[str]) -> int:
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
-        return int(arguments.run(arguments, settings.load()))
+        return int(arguments.run(arguments, settings.load(last=True)))
     except (settings.SettingError, registry.NotInstalled, NoSuchVerb) as error:
         return settings.complain(error)
     except SPOOL_ERRORS as error:
@@ -104,6 +104,7 @@ def main(words: list[str]) -> int:
 def command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
     daemon.interrupt_on_signal()
+    os.umask(0o077)
     try:
         status = main(sys.argv[1:])
         if sys.stdout:  # it may be closed

@@ -13,6 +13,7 @@ from sluice import parsers
 from sluice.base import screen
 from sluice.settings import Settings
 from sluice.store import copies
+from sluice.store.registry import open_own
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
+    open_own(s, {}).close()
     try:
         copies.backup(s.store, arguments.file, screen.progress)
     except (copies.CannotCopy, OSError) as error:

@@ -16,7 +16,7 @@ from sluice import ledger
 from sluice.base import screen
 from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
-from sluice.store.registry import open_elsewhere, open_store
+from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.store import Store, retried
 from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if not screen.confirmed(arguments, f"{name}: bury {bodies} claimed bodies?"):
         return 1
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, elsewhere=open_elsewhere(s, streams))
     deadline = time.monotonic() + PATIENCE_SECONDS
     for claim, received, item in inspector.claimed(name, arguments.seq):
         body = Body(claim.first, received, item, (), (Reject(item, REASON, True),))

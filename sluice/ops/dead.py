@@ -17,7 +17,7 @@ from sluice.base.screen import shown
 from sluice.base.times import instant
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
-from sluice.store.registry import open_store
+from sluice.store.registry import open_own
 from sluice.store.types import DeadLetter
 from sluice.streams.built_in import load_streams
 from sluice.streams.message import after_head
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False)
+    store = open_own(s, streams)
     matching = Letters(store, arguments.where, arguments.stream)
     counts = matching.reasons()
     if not counts:

@@ -1,4 +1,4 @@
-"""Delete dead letters for good: of bodies that are stored, or that match.
+"""Delete dead letters of bodies that are stored, or that match.
 
 A body whose key, or all of whose records, another one has is dead after a `replay`, with a reason that begins with
 `duplicate: `. Nothing of it is missing from the tables, and no replay stores it.
@@ -15,7 +15,7 @@ from sluice import dead_letters
 from sluice.base import screen
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
-from sluice.store.registry import open_store
+from sluice.store.registry import open_own
 from sluice.store.store import retried
 from sluice.streams.built_in import load_streams
 
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False)
+    store = open_own(s, streams)
     letters = Letters(store, arguments.where or ANSWERED, arguments.stream)
     counts = letters.reasons()
     if not counts:

@@ -1,5 +1,6 @@
-"""Delete the rows and dead letters that INGEST_KEEP no longer keeps. The workers do it too, a few at a time.
+"""Delete rows and dead letters that INGEST_KEEP no longer keeps.
 
+The workers do it too, a few at a time.
 They delete slowly after an outage, because the clock may be wrong; this verb then needs --catch-up.
 Of cells that share the database, the longest INGEST_KEEP counts.
 A partition of a table is dropped when all of its rows are too old, so some rows stay until then.
@@ -16,7 +17,7 @@ from sluice.base.times import uptime
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest
-from sluice.store.registry import open_elsewhere, open_store
+from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.store import retried
 from sluice.streams.built_in import load_streams
 
@@ -33,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_store(s.store, streams, make=False, keep=s.keep, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, keep=s.keep, elsewhere=open_elsewhere(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

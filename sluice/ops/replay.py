@@ -1,4 +1,4 @@
-"""Decode dead letters again: valid ones are stored, the others stay.
+"""Decode dead letters again, and store those that are valid now.
 
 Today's decoders decode them; the others stay with the new reason.
 
@@ -29,7 +29,7 @@ from sluice.base.screen import shown
 from sluice.dead_letters import Letters, require_stream
 from sluice.settings import Settings
 from sluice.store.decoding import failed
-from sluice.store.registry import open_elsewhere, open_store
+from sluice.store.registry import open_elsewhere, open_own
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter(), 0)
     undecodable: Counter[str] = Counter()
-    store = open_store(s.store, streams, make=False, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, elsewhere=open_elsewhere(s, streams))
     letters = Letters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
     if not counts:

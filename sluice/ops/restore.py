@@ -8,12 +8,15 @@ follows the rows is built again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from sluice import parsers
 from sluice.base import screen
 from sluice.ledger import Observer
 from sluice.settings import Settings
-from sluice.store import copies
+from sluice.store import copies, own
+from sluice.store.registry import open_own, open_store
+from sluice.store.types import Unavailable
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +30,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
+    with contextlib.suppress(Unavailable):  # there is none yet
+        open_own(s, {}).close()
     try:
         copies.restore(s.store, arguments.file, arguments.replace, screen.progress)
     except (copies.CannotCopy, OSError) as error:
         screen.complain(screen.why(error) if isinstance(error, OSError) else error)
         return 1
+    with contextlib.closing(open_store(s.store, {}, make=False)) as store, store.transaction(read=True) as db:
+        own.note(s.home, store.identity(db))  # a copy may be of another one
     print(f"restored {arguments.file}")
     ledger = observer.ledger()
     for name, row in ledger["streams"].items():

@@ -16,7 +16,7 @@ from sluice.base import screen
 from sluice.ledger import Observer, complaints, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import bounds
-from sluice.store.registry import open_store
+from sluice.store.registry import open_own
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
     if arguments.forget is not None:
-        if not open_store(s.store, observer.streams, make=False).forget(arguments.forget):
+        if not open_own(s, observer.streams).forget(arguments.forget):
             raise SettingError(f"there is no cell {arguments.forget!r} in this database.")
         return 0
     trouble: list[str] = []

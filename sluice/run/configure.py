@@ -11,9 +11,10 @@ import resource
 import shutil
 import socket
 import sys
+from pathlib import Path
 
 from sluice import registry, settings
-from sluice.base.files import replace
+from sluice.base.files import read, replace
 from sluice.run import nginx
 from sluice.run.nginx import ROOT, pattern_of, quoted
 from sluice.run.programs import SECTION, declared
@@ -150,6 +151,13 @@ def write_secrets(s: settings.Settings) -> None:
         replace(s.home / "etc" / name, text)
 
 
+def is_text(path: Path, text: str) -> bool:
+    try:
+        return read(path) == text
+    except OSError:
+        return False
+
+
 def write(s: settings.Settings, files: int = 0) -> None:
     """Write the configuration to $INGEST_HOME/etc, for this user only. files: as in `nginx_configuration`."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,8 +180,9 @@ def write(s: settings.Settings, files: int = 0) -> None:
         )
     else:  # without this file, systemd starts no Redis
         (s.home / "etc/redis.conf").unlink(missing_ok=True)
+    settings.keep_for_verbs(s)
     for name, text in (nginx_configuration(s, files) | texts).items():
         path = s.home / "etc" / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        if not path.exists() or path.read_text() != text:  # so a second bin/provision services changes nothing
+        if not is_text(path, text):  # so a second bin/provision services changes nothing
             replace(path, text)

@@ -118,7 +118,7 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
 def fields(sender: str) -> Iterator[str]:
     """The header fields that nginx passes on every path."""
     yield "proxy_pass_request_headers off;\n"
-    yield 'proxy_set_header Host $host;\nproxy_set_header Connection "";\n'
+    yield 'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
     yield from (passed(name) for name in PASSED)
     yield f"proxy_set_header Sluice-Sender {sender};  # no client can send one\n"
 
@@ -132,7 +132,8 @@ def whole_head(sender: str) -> str:
     """The lines of a location that passes all header fields but credentials, which the list would store."""
     names = "".join(f'proxy_set_header {name} "";\n' for name in CREDENTIALS)
     return (
-        'proxy_set_header Host $host;\nproxy_set_header Connection "";\nproxy_set_header X-Real-IP $remote_addr;\n'
+        'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
+        "proxy_set_header X-Real-IP $remote_addr;\n"
         f"{names}proxy_set_header Sluice-Sender {sender};\nproxy_pass_request_headers on;\n"
     )
 

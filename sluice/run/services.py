@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import registry, settings
+from sluice.base import files as files_at
 from sluice.run import configure, programs, up
 from sluice.run.first_screen import who_may
 from sluice.run.nginx import ROOT
@@ -136,7 +137,12 @@ def prepare(values: Mapping[str, str]) -> bool:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    """The text of each file below a directory, which belongs to a user who may put a pipe there."""
+    texts = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            texts[str(path)] = files_at.read(path)
+    return texts
 
 
 def install(values: Mapping[str, str], s: settings.Settings) -> bool:

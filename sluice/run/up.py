@@ -21,6 +21,7 @@ from pathlib import Path
 from sluice import registry, settings
 from sluice.base import screen
 from sluice.base.counters import Counter
+from sluice.base.files import replaceable
 from sluice.http.endpoints import load_endpoints
 from sluice.routes import load_routes
 from sluice.run import configure, launch
@@ -76,21 +77,25 @@ def check_home(home: Path) -> None:
 
     What Sluice writes there follows links, and root may be who writes.
     """
+    require_own(home)  # as far as it is there
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    trusted, groups = {0, os.geteuid()}, {os.getegid(), *os.getgroups()}
     for path in (home, *(home / name for name in configure.FOLDERS)):
-        if not path.exists():
-            continue
-        found = path.stat()
-        if not {path.lstat().st_uid, found.st_uid} <= trusted:
-            raise settings.SettingError(f"INGEST_HOME: {path} belongs to another user: use a directory of your own.")
-        if found.st_mode & 0o002 or found.st_mode & 0o020 and found.st_gid not in groups:
-            raise settings.SettingError(f"INGEST_HOME: other users may write to {path}: chmod go-w it.")
+        if os.path.lexists(path):
+            require_own(path)
     if home != ROOT / "var" and not any((home / mark).exists() for mark in MARKS) and (other := stranger(home)):
         raise settings.SettingError(
             f"INGEST_HOME={str(home)!r} has files of another program ({other}): use an empty directory, such as "
             f"{home / 'sluice'}."
         )
+
+
+def require_own(path: Path) -> None:
+    """Raises: SettingError if another user could replace what is in a directory."""
+    trusted = {0, os.geteuid()}
+    above = trusted | {ROOT.stat().st_uid}  # who may change this code may do whatever it does
+    if why := replaceable(path, trusted, above):
+        remedy = "use a directory of your own" if "belongs" in why else "chmod go-w it"
+        raise settings.SettingError(f"INGEST_HOME: {why}: {remedy}.")
 
 
 def stranger(home: Path) -> str:
@@ -105,7 +110,8 @@ def stranger(home: Path) -> str:
 def lock_home(s: settings.Settings) -> None:
     """Lock $INGEST_HOME, and end the processes that a killed bin/up left. Raises: Failed if another one runs."""
     (s.home / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(s.home / "run/up.lock", os.O_RDWR | os.O_CREAT, 0o600)  # locked until this process ends
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    lock = os.open(s.home / "run/up.lock", flags, 0o600)  # locked until this process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

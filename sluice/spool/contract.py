@@ -11,6 +11,7 @@ body only together with its epoch. The gateway's side is `inlet`, the worker's `
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
@@ -37,6 +38,7 @@ class Keys(NamedTuple):
     claim: str  # a prefix: the claim's id follows
 
     @classmethod
+    @cache
     def of(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream

@@ -29,6 +29,7 @@ class Snapshot(NamedTuple):
     size: approximate bytes of memory of all these bodies, if known. purged: bodies ever purged.
     history: which epoch has which of the numbers from 1 to taken + ready, ascending.
     confirmed: whether replicas have all of this, if they were asked, so that a failover does not lose it.
+    warning: what endangers the bodies, with what to do; "" if nothing does.
     partitions: with Kafka, epoch without its leader epoch -> the numbers up to which bodies are settled, and are there.
     """
 
@@ -40,6 +41,7 @@ class Snapshot(NamedTuple):
     purged: int = 0
     history: list[Window] = []
     confirmed: bool = True
+    warning: str = ""
     partitions: dict[str, tuple[int, int]] = {}
 
 

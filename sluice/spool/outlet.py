@@ -68,8 +68,7 @@ class Outlet:
         ]
         pool = self.redis.connection_pool
         link: Any = pool.get_connection()
-        replicas = required(link, self.replicas)
-        if replicas:
+        if replicas := self.replicas and required(link, self.replicas):
             commands.append(("WAIT", replicas, contract.REPLICAS_MS))  # covers the writes of its own connection only
 
         def read_reply() -> Claim | None:

@@ -29,11 +29,7 @@ class Bisection:
         self.left = bounds.SEARCH_INSERTS
 
     def store(self, bodies: Bodies) -> Outcome:
-        """Insert all that is not rejected, and bury the rest."""
-        try:
-            return self.insert(bodies)
-        except RowsRejected:
-            pass
+        """Insert all that is not rejected, and bury the rest. Not all of it can be inserted at once."""
         outcome = Outcome(0, 0)
         for piece in split(bodies, bounds.CHUNK_RECORDS):
             outcome = outcome.plus(self.search(piece))
@@ -57,6 +53,9 @@ class Bisection:
 
 def split(bodies: Bodies, size: int) -> Iterator[list[Body]]:
     """The bodies in lists of so many records and rejects; a body may be in several."""
+    if sum([len(body.records) + len(body.rejects) for body in bodies]) <= size:
+        yield [*bodies]
+        return
     piece: list[Body] = []
     room = size
     for body in bodies:

@@ -35,6 +35,7 @@ from sluice.store.types import (
     Outcome,
     Replayed,
     Row,
+    RowsRejected,
     Unavailable,
 )
 from sluice.streams.message import KEPT, NOBODY, sender
@@ -143,20 +144,25 @@ class Store(Bookkeeping[Db]):
                     parts = [*gaps(part, ranges), *parts] if ranges else parts
                     continue
                 some = bodies if part is claim else [body for body in bodies if part.first <= body.seq < part.end]
-                if rule and some:
+                by_content = rule and (rule.content or rule.fields is not None)
+                if rule and some and (by_content or any(body.item.startswith(KEPT) for body in some)):
                     keys = Keys(self, db, claim.stream, batch)
                     some = keys.new(rule, some, limits)
                     keys.count(claim.epoch)
                 stored = self.fill(attempt, claim.stream, Origin(batch, senders(some)), some)
                 self.add_records(db, batch, stored.records)
-                outcome = outcome.plus(stored)
+                outcome = stored if outcome.again else outcome.plus(stored)
         return outcome
 
     def fill(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
         if stream in self.elsewhere.streams:
             return attempt.store(stream, origin, bodies)
-        return Bisection(partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)).store(bodies)
+        insert = partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
+        try:
+            return insert(bodies)
+        except RowsRejected:
+            return Bisection(insert).store(bodies)
 
     def replay(
         self, letters: list[DeadLetter], decode: Decode, dry: bool = False, limits: Limits = DEFAULT_LIMITS
@@ -430,7 +436,7 @@ def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
 def senders(bodies: Sequence[Body]) -> Mapping[int, str]:
     """The names of the API keys with which bodies were sent, by sequence number."""
     kept = [body for body in bodies if body.item.startswith(KEPT)]
-    return {body.seq: name for body in kept if (name := sender(body.item))}
+    return {body.seq: name for body in kept if (name := sender(body.item))} if kept else NOBODY
 
 
 def check_layout(where: str, layout: int, make: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
+from sluice import registry
 from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
@@ -45,6 +46,11 @@ SEPARATE_REJECTS = 100  # of one body; further invalid records are buried togeth
 MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead letter
 
 
+@cache
+def openers() -> list[tuple[str, str]]:
+    return [*registry.declared("openers").items()]
+
+
 class Decoder:
     """Decodes items of one stream; a subclass defines `contents`."""
 
@@ -71,8 +77,9 @@ class Decoder:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
         budget = Budget(limits, len(body))
         try:
-            if message and message.field("X-Amz-Firehose-Request-Id"):
-                results = load("sluice.contrib.formats.firehose:opened")(self.contents, body, message, budget)
+            opener = next((target for name, target in openers() if message.field(name)), "") if message else ""
+            if opener:
+                results = load(opener)(self.contents, body, message, budget)
             else:
                 results = self.contents(body, message, budget)
             decoded = collect(results, message, budget)

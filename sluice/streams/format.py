@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sluice.http.routes import Reply
 
-# In whose members log libraries and shippers wrap their records: sluice/contrib/formats/envelopes.py
+# In whose members log libraries and shippers wrap their records
 ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "params", "items"
 
 

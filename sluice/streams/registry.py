@@ -43,6 +43,7 @@ def stream(
     record_type: type[Record],
     parse: Callable[[bytes], Record] | None = None,
     unique: Sequence[str] = (),
+    precision: str = "ms",
 ) -> Stream:
     """A user-defined stream: docs/ADDING-A-STREAM.md.
 
@@ -51,6 +52,7 @@ def stream(
 
     parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
         the reason of the dead letter. Empty lines are skipped. Compression, heads and limits are handled before it.
+    precision: "ns" stores times to the nanosecond.
     unique: fields; of the records that have the same values of them within INGEST_UNIQUE, one is stored.
     Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only, or lacks one of
         the unique fields.
@@ -61,10 +63,10 @@ def stream(
     fields = tuple(unique) or None
     if parse is None:
         decoder = next(registry.hooks("own_decoder"), JsonDecoder)
-        return Stream(name, record, decoder(*custom.wire(record)).fast_path(), unique=fields)
+        return Stream(name, record, decoder(*custom.wire(record)).fast_path(), None, precision, unique=fields)
     if record is not record_type:  # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
-    return Stream(name, record, LineDecoder(record, parse).decode, unique=fields)
+    return Stream(name, record, LineDecoder(record, parse).decode, None, precision, unique=fields)
 
 
 def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:

@@ -20,6 +20,7 @@ from sluice.streams.record import Record
 from sluice.streams.registry import Stream
 from sluice.streams.times import in_utc
 
+PRECISIONS = "ms", "ns"
 MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 # the store's own tables, their indexes, and the names that SQLite reserves
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
@@ -46,6 +47,10 @@ def stream_problem(name: object, stream: Stream) -> str:
             return f"the name of a field must be an identifier of up to {MAX_NAME} bytes, not {field!r:.80}"
         if field.lower() in RESERVED_COLUMNS:
             return f"the field name {field!r} of the stream {stream.name!r} is reserved: every table has such a column"
+    if stream.precision not in PRECISIONS:
+        return f"the precision of the stream {stream.name!r} must be one of {', '.join(PRECISIONS)}"
+    if stream.precision == "ns" and "nanoseconds" in map(str.lower, names):
+        return f"the field name 'nanoseconds' of the stream {stream.name!r} is reserved for a part of its time"
     if problem := type_problem(stream.record):
         return f"of the stream {stream.name!r}, {problem}"
     return case_conflict(names)

@@ -24,11 +24,11 @@ from backports import zstd  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
 from sluice import settings  # noqa: E402
+from sluice.contrib.formats import written  # noqa: E402
 from sluice.contrib.formats.otlp import Protobuf  # noqa: E402
 from sluice.contrib.formats.prometheus import messages  # noqa: E402
-from sluice.http import written  # noqa: E402
+from sluice.contrib.formats.register import MSGPACK  # noqa: E402
 from sluice.http.request import sender_head  # noqa: E402
-from sluice.routes import MSGPACK  # noqa: E402
 from sluice.streams import built_in as streams  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402

@@ -33,7 +33,10 @@ from proving.harness import (
     short_tmp,
     strike,
 )
-from sluice import settings
+from sluice import registry, settings
+from sluice.base.counters import Counter
+from sluice.http.endpoints import load_endpoints
+from sluice.http.routes import OK, Route
 from sluice.run import configure, parts, up
 from support import access
 
@@ -568,6 +571,25 @@ def test_a_route_that_no_request_could_reach_is_an_invalid_setting(routes: str, 
     (tmp / "mine.py").write_text(f"from sluice import OK, Route\nROUTES = {routes}\n")
     with pytest.raises(settings.SettingError, match=r"INGEST_ROUTES='.*' is invalid: ROUTES\["):
         up.check_modules(settings.load({"INGEST_ROUTES": str(tmp / "mine.py")}))
+
+
+def test_a_signed_route_that_nothing_checks_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = settings.load({})
+    monkeypatch.setattr(registry, "contributions", dict)  # as without sluice/contrib
+    routes = {"/hooks": Route("votes", OK, signed="github:/secret")}
+    with pytest.raises(settings.SettingError, match="nothing here checks the signatures of /hooks"):
+        load_endpoints(routes, s, lambda name: Counter())
+
+
+@pytest.mark.contract
+def test_nginx_reads_all_of_its_files_in_a_home_whose_name_is_a_pattern(tmp: Path) -> None:
+    s = settings.load({"INGEST_HOME": str(tmp / "[a]*?")})
+    configure.write(s)
+    command = ["nginx", "-T", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
+    shown = subprocess.run(command, env={"PATH": configure.program_path()}, capture_output=True, text=True).stdout
+    read = set(re.findall(r"^# configuration file (.*):$", shown, re.M))
+    written = {str(path) for path in (s.home / "etc").rglob("*.conf")}
+    assert written - read == {str(s.home / "etc" / f"{name}.conf") for name in ("redis", "views", "supervisord")}
 
 
 def test_a_route_to_a_stream_without_a_decoder_stops_the_start(tmp: Path) -> None:

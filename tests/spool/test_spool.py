@@ -29,7 +29,7 @@ from sluice.spool.inlet import Group, Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BYTES, Outlet
 from sluice.store.registry import open_store
-from sluice.store.types import Outcome
+from sluice.store.types import Body, Outcome
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Vote
 
@@ -1022,11 +1022,11 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
 
     def work(outlet: Outlet, **limits: float) -> None:
         while taken := outlet.claim("votes", **limits):  # type: ignore[arg-type]
-            entries = [
-                (seq, 0, body, Vote(poll="p", choice=body.decode()))
-                for seq, body in enumerate(outlet.items(taken), taken.first)
+            bodies = [
+                Body(seq, 0, item, (Vote(poll="p", choice=item.decode()),))
+                for seq, item in enumerate(outlet.items(taken), taken.first)
             ]
-            store.persist(taken, entries)
+            store.persist(taken, bodies)
             outlet.settle(taken)
 
     store = open_store(f"sqlite:///{tmp}/ingest.db", STREAMS)
@@ -1270,8 +1270,8 @@ def test_claim_ids_are_never_used_again_so_the_store_stores_new_bodies(how: str,
                 assert taken.first == 1 or how != "flushed"
                 assert taken.id.startswith(raw(server).info("replication")["master_replid"] + "-")
                 seen.append(taken.id)
-                entries = [(taken.first, 0, b"a", Vote(poll="p", choice="a"))]
-                assert store.persist(taken, entries) == Outcome(1, 0)
+                bodies = [Body(taken.first, 0, b"a", (Vote(poll="p", choice="a"),))]
+                assert store.persist(taken, bodies) == Outcome(1, 0)
                 outlet.settle(taken)
                 if how == "flushed":
                     raw(server).flushall()

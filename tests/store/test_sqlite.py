@@ -24,6 +24,7 @@ from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored
+from support.sqlite_store import SqliteStore
 from support.store_contract import NOON, StoreTests, body_with, claim, decoded, votes
 from support.worker_contract import WorkerTests
 
@@ -33,41 +34,6 @@ def kind_of_column(hint: Any) -> Any:
 
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
-
-
-class SqliteStore:
-    """A database file. It is opened with apsw, as the store does: two copies of SQLite release each other's locks."""
-
-    def __init__(self, tmp: Path) -> None:
-        self.path = tmp / "ingest.db"
-        self.url = f"sqlite:///{self.path}"
-
-    def ask(self, sql: str) -> list[tuple]:
-        with contextlib.closing(apsw.Connection(str(self.path))) as db:
-            db.set_busy_timeout(10_000)
-            return db.execute(sql).fetchall()
-
-    def clients(self) -> set[int]:
-        return set()  # a transaction ends with its process
-
-    def load(self, name: str) -> None:
-        self.ask((Path(__file__).parent / f"{name}.sqlite.sql").read_text())
-
-    def set_layout(self, version: int) -> None:
-        self.ask(f"PRAGMA user_version={version}")
-
-    def refuse(self, table: str, column: str, value: str) -> None:
-        self.ask(
-            f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
-            "BEGIN SELECT RAISE(ABORT, 'not in this house'); END"
-        )
-
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sluice.store.sqlite.store.BUSY_SECONDS", 0.1)
-            db.execute("BEGIN IMMEDIATE")
-            yield
 
 
 def test_bodies_are_split_into_lists_of_so_many_records() -> None:
@@ -108,6 +74,16 @@ class TestSqlite(StoreTests):
             ("s", "x", "text", "string", "1969-12-31T23:59:59.999999999Z"),
             ("old", 1.0, "real", "float", "1970-01-01T00:00:00.000000000Z"),
         ]
+
+    def test_a_stream_of_ones_own_may_have_nanoseconds(self, backend: SqliteStore) -> None:
+        class Tick(Record, kw_only=True):
+            price: float
+
+        ticks = stream("ticks", Tick, precision="ns")
+        with contextlib.closing(open_store(backend.url, {"ticks": ticks})) as store:
+            body = b'{"price":1,"time":1767268800123456789}'
+            assert store.persist(claim("ticks", 1), decoded(ticks, [body])) == Outcome(1, 0)
+        assert backend.ask("SELECT time, price FROM ticks") == [("2026-01-01T12:00:00.123456789Z", 1.0)]
 
     def test_the_tables_are_those_of_the_protocol(self, backend: SqliteStore, store: Store) -> None:
         columns = {
@@ -176,7 +152,8 @@ class TestSqlite(StoreTests):
         self, before: Any, after: Any, sent: Any, backend: SqliteStore
     ) -> None:
         def connected(kind: Any) -> tuple[Store, Any]:
-            own = stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))
+            record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+            own = stream("own", record)
             return open_store(backend.url, {"own": own, "votes": STREAMS["votes"]}), own.record
 
         connected(before)[0].close()

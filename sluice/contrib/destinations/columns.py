@@ -54,7 +54,7 @@ class Columns:
         if self.metric:
             self.types |= {"tags": TAGS, "value": pa.float64(), "text": pa.string()}
             self.encoded -= {"tags", "value"}
-        fields = [("received_at", MICROSECONDS), ("time", NANOSECONDS if self.metric else MICROSECONDS)]
+        fields = [("received_at", MICROSECONDS), ("time", NANOSECONDS if stream.precision == "ns" else MICROSECONDS)]
         ours = [("batch", pa.int64()), ("seq", pa.int64()), ("sender", pa.string())]
         self.schema = pa.schema([*fields, *self.types.items(), *ours])
 
@@ -68,7 +68,7 @@ class Columns:
     def made(self, batch: int, rows: Rows) -> pa.Table:
         """`table`, with any error."""
         records: list[Any] = [*map(self.plain, rows.records)] if self.plain else rows.records
-        if self.metric:
+        if self.schema.field("time").type == NANOSECONDS:
             when = [one.time if one.time is not None else at * 1000 for at, one in zip(rows.received, records)]
         else:
             when = [one.time // 1000 if one.time is not None else at for at, one in zip(rows.received, records)]

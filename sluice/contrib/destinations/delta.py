@@ -153,8 +153,8 @@ class Delta(Tables):
 
 
 def stored(rows: pa.Table) -> pa.Table:
-    """Rows as a Delta table has them: with the hour of the first arrival; and its times have microseconds, so those of
-    metrics have their other three digits in a column, as in PostgreSQL.
+    """Rows as a Delta table has them: with the hour of the first arrival; and its times have microseconds, so those
+    with nanoseconds have their other three digits in a column, as in PostgreSQL.
     """
     if rows.schema.field("time").type == NANOSECONDS:
         at = rows.schema.get_field_index("time")

@@ -43,7 +43,7 @@ NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name
 CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"
 CARRIED = "SELECT rows FROM batches_carried WHERE name = ?"
 # Objects of a stream that are refused one after another before the next ones become dead letters as a whole: enough to
-# find a few rows among 262,144; if a column has another type, all rows are refused
+# find a few rows among 65,536; if a column has another type, all rows are refused
 REFUSALS = 64
 FAILING_SECONDS = 600.0  # an unexpected error may be one of the network, which its client has no name for
 MISSING = "an object of these rows is missing"
@@ -294,7 +294,12 @@ class Storing(Attempt):
     def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         outcome = Outcome(0, 0)
         for group in split(bodies, bounds.GROUP_RECORDS):
-            outcome = outcome.plus(Bisection(partial(self.insert, stream, origin)).store(group))
+            insert = partial(self.insert, stream, origin)
+            try:
+                stored = insert(group)
+            except RowsRejected:
+                stored = Bisection(insert).store(group)
+            outcome = outcome.plus(stored)
         return outcome
 
     def insert(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:

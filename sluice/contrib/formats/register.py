@@ -76,6 +76,7 @@ CONTRIBUTION = Contribution(
     page="INTEGRATIONS.md",
     formats=FORMATS,
     streams={"spans": "sluice.contrib.formats.spans:SPANS"},
+    openers={"X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:opened"},
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",
     fields=("ce-time", "WebHook-Request-Origin", "X-Amz-Firehose-Request-Id"),
     probes={path: Entry(f"sluice.contrib.formats.influx_probes:{name}") for path, name in PROBES.items()},

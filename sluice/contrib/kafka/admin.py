@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from sluice.contrib.kafka.errors import KafkaUnavailable
@@ -42,6 +42,25 @@ TOPIC = {
     "max.message.bytes": str(MAX_RECORD_BYTES),
     "unclean.leader.election.enable": "false",
 }
+
+
+DELETES = "the topic {} has {}={}, so Kafka may delete bodies that are not stored: {}"
+MEND = "kafka-configs.sh --alter --entity-type topics --entity-name {} --add-config {}={}"
+
+
+class Config(NamedTuple):
+    """What others may have set for a topic. max_bytes: of a batch of records. unsafe: why it may lose bodies, or ""."""
+
+    max_bytes: int = MAX_RECORD_BYTES
+    unsafe: str = ""
+
+    @classmethod
+    def of(cls, topic: str, found: Mapping[str, str]) -> Config:
+        for name in KEPT:
+            if name in found and found[name] != TOPIC[name]:
+                mend = MEND.format(topic, name, TOPIC[name])
+                return cls(int(found["max.message.bytes"]), DELETES.format(topic, name, found[name], mend))
+        return cls(int(found["max.message.bytes"]))
 
 
 class Address(NamedTuple):
@@ -98,6 +117,10 @@ def code(error: KafkaUnavailable) -> int | None:
     if isinstance(cause, TimeoutError):
         return KafkaError._TIMED_OUT
     return cause.args[0].code() if isinstance(cause, KafkaException) else None
+
+
+# Of TOPIC, what keeps bodies until they are stored. (Another policy than `delete` deletes records of equal keys, too)
+KEPT = "cleanup.policy", "retention.ms", "retention.bytes"
 
 
 class Topic(NamedTuple):
@@ -199,6 +222,18 @@ class Admin:
         ids = [frozenset(broker.id for broker in brokers) for brokers in replicas]
         return Topic(name, str(topic.topic_id), ids, leaders, writable, addresses)
 
+    def config(self, name: str, timeout: float = TIMEOUT_SECONDS) -> Config:
+        """The present configuration of a topic; of what nobody may look at, what we would have set."""
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        try:
+            with asking():
+                found = self.client.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 1)
+        except KafkaUnavailable as error:
+            if code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                return Config()
+            raise
+        return Config.of(name, {key: entry.value or "" for key, entry in found.items()})
+
     def topic(self, name: str, config: Mapping[str, str] = TOPIC) -> Topic:
         """The topic of this name, made with this configuration if there is none."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -247,6 +282,14 @@ class Admin:
             )
             for at, known, (first, end) in zip(settled, ours, ends)
         ]
+
+    def answers(self, topic: Topic) -> bool:
+        """Whether each partition has a leader that knows it: of a new one, it learns so a little later."""
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        ends = {TopicPartition(topic.name, number): latest for number in range(len(topic.replicas))}
+        with asking():
+            asked = self.client.list_offsets(ends, request_timeout=TIMEOUT_SECONDS)
+            return not any(found.exception(RESULT_SECONDS) for found in asked.values())
 
     def delete_settled(self, settled: dict[tuple[str, int], Place]) -> None:
         """Delete records: (topic, partition) -> the last one to go. Records of a partition whose leader or topic is

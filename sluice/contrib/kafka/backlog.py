@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from sluice.contrib.kafka.admin import Admin, Topic
+from sluice.contrib.kafka.admin import Admin, Config, Topic, log
 from sluice.spool import backlog
 from sluice.spool.contract import TIMEOUT_SECONDS
 
@@ -18,6 +18,7 @@ class Backlog(backlog.Backlog):
     def __init__(self, stream: str, topic: Topic, max_bodies: int, max_bytes: int) -> None:
         super().__init__(stream, max_bodies, max_bytes)
         self.topic = topic
+        self.config = Config()
         self.accepted = 0  # bodies, by this process
         self.turn = random.randrange(len(topic.replicas))  # noqa: S311  # so that processes do not move in step
         self.busy: dict[int, float] = {}  # partition that a commit is waiting for -> since when (monotonic)
@@ -44,6 +45,12 @@ class Backlog(backlog.Backlog):
             return None
         self.turn = best
         return best
+
+    def configure(self, config: Config) -> None:
+        """Take the present configuration, and say what in it is not safe, when that begins."""
+        if config.unsafe and config.unsafe != self.config.unsafe:
+            log.warning("%s", config.unsafe)
+        self.config = config
 
     def look(self, admin: Admin) -> None:
         positions = admin.positions(self.topic)

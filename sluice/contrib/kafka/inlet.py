@@ -27,10 +27,14 @@ REFRESH_SECONDS = 0.25  # between two looks at the partitions, and at what the w
 LOOK_SECONDS = 0.5  # that the brokers get to say which partitions can be written to
 AVOID_SECONDS = 1.0  # for which brokers are suspected after a commit failed; then `Topic.writable` counts
 PATIENCE_SECONDS = 0.1  # that all clients wait for a commit; if it takes longer, only those of its bodies do
+CONFIG_SECONDS = 5.0  # between two looks at the configuration of the topics
 GLANCE_SECONDS = 0.01  # between two looks at such a commit
 SENDERS = 8  # commits that can be in flight at once, at least
 REACH_SECONDS = 0.2  # that a broker gets to accept a connection
 WARM_UP_SECONDS = 5.0  # that a new producer gets to connect, and to get its id
+BATCH_BYTES = 1_000_000  # of the records that go to a broker together; of a topic that takes less, less
+FRAME_BYTES = 100  # that a record has more than its body, with the head of its batch
+TOO_LARGE = "A body may have at most %d bytes, because the Kafka topic %s takes no more; the request had no effect."
 KAFKA_REFUSES = "Kafka refuses to write: %s"
 SILENT = (
     KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN,
@@ -59,9 +63,37 @@ class StreamItems(NamedTuple):
     partition: int
 
 
-def note_failure(failed: dict[str, KafkaError], error: KafkaError, message: Message) -> None:
+class Commit(Group):
+    """A group whose bodies may have outcomes of their own. failed: stream -> body -> why it is refused alone."""
+
+    __slots__ = ("failed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: dict[str, dict[bytes, Refusal]] = {}
+
+
+class Body(Group):
+    """A body in a group, with what became of this one."""
+
+    __slots__ = ("group", "item", "stream")
+
+    def __init__(self, group: Commit, stream: str, item: bytes) -> None:
+        self.group, self.stream, self.item = group, stream, item
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        return self.group.done
+
+    @property
+    def refused(self) -> dict[str, Refusal] | None:  # type: ignore[override]
+        alone = self.group.failed.get(self.stream)
+        return {self.stream: alone[self.item]} if alone and self.item in alone else self.group.refused
+
+
+def note_failure(failed: dict[str, dict[bytes, KafkaError]], error: KafkaError, message: Message) -> None:
     """Called for each body that is not acknowledged."""
-    failed.setdefault(str(message.topic()), error)
+    failed.setdefault(str(message.topic()), {})[message.value() or b""] = error
 
 
 def note_loss(lost: dict[int, float], error: KafkaError) -> None:
@@ -75,30 +107,49 @@ class Sender:
     commit that is in flight at the same time has a producer of its own.
     """
 
-    def __init__(self, properties: dict[str, Any], lost: dict[int, float]) -> None:
-        """lost: broker -> when a connection to it was lost (monotonic), kept up to date. Raises: KafkaUnavailable."""
-        self.group: Group | None = None
+    def __init__(self, properties: dict[str, Any], lost: dict[int, float], batch: int) -> None:
+        """lost: broker -> when a connection to it was lost (monotonic), kept up to date. batch: see BATCH_BYTES.
+
+        Raises: KafkaUnavailable.
+        """
+        self.group: Commit | None = None
         self.parts: list[StreamItems] = []
-        self.failed: dict[str, KafkaError] = {}  # topic -> error
+        self.failed: dict[str, KafkaError] = {}  # topic -> error of all of its bodies
+        self.refused: dict[str, dict[bytes, KafkaError]] = {}  # topic -> body -> error
+        self.batch = batch
         self.began = self.seen = 0.0  # monotonic
         self.warm = time.monotonic() + WARM_UP_SECONDS
         # a method of this object would make a cycle, and the client's threads would go on until it is collected
-        calls = {"on_delivery": partial(note_failure, self.failed), "error_cb": partial(note_loss, lost)}
+        calls = {"on_delivery": partial(note_failure, self.refused), "error_cb": partial(note_loss, lost)}
         with asking():
-            self.producer = Producer(properties | PRODUCER | calls)
+            self.producer = Producer(properties | {"batch.size": batch} | PRODUCER | calls)
 
-    def produce(self, group: Group, parts: list[StreamItems], now: float) -> None:
+    def produce(self, group: Commit, parts: list[StreamItems], now: float) -> None:
         self.group, self.parts, self.began = group, parts, now
         self.failed.clear()
+        self.refused.clear()
         for _, items, backlog, partition in parts:
             topic = backlog.topic.name
             backlog.busy[partition] = now
-            records: list[dict[str, Any]] = [{"value": item} for item in items]
-            try:
-                if self.producer.produce_batch(topic, records, partition) < len(records):
-                    self.failed[topic] = next(record["_error"] for record in records if "_error" in record)
-            except KafkaException as error:
-                self.failed[topic] = error.args[0]
+            error = self.enqueue(topic, items, partition)
+            if error and error.code() == KafkaError._UNKNOWN_PARTITION:
+                # it was added, and this producer would ask for it within five minutes only
+                with contextlib.suppress(KafkaException):
+                    self.producer.list_topics(topic, LOOK_SECONDS)
+                error = self.enqueue(topic, items, partition)
+            if error:
+                self.failed[topic] = error
+
+    def enqueue(self, topic: str, items: list[bytes], partition: int) -> KafkaError | None:
+        """The error of a body that the producer does not take, or None. Without the partition it takes none."""
+        records: list[dict[str, Any]] = [{"value": item} for item in items]
+        try:
+            if self.producer.produce_batch(topic, records, partition) == len(records):
+                return None
+            found: KafkaError = next(record["_error"] for record in records if "_error" in record)
+        except KafkaException as error:
+            found = error.args[0]
+        return found
 
     def wait(self, seconds: float) -> bool:
         """Wait until each body is acknowledged or has failed. Returns: False if that takes longer."""
@@ -132,6 +183,8 @@ class Inlet(inlet.Inlet):
         self.senders: list[Sender] = []
         self.lost: dict[int, float] = {}  # broker -> when a connection to it was lost (monotonic)
         self.heard: dict[int, float] = {}  # broker -> when the last commit began that it acknowledged (monotonic)
+        self.open: Commit = Commit()
+        self.batch = BATCH_BYTES
         self.answered = 0.0  # when Kafka last answered `look_at_topics` (monotonic)
 
     def connect(self) -> Admin:
@@ -140,7 +193,7 @@ class Inlet(inlet.Inlet):
             self.admin = Admin(self.url)
             for look, pause in (
                 (self.look_at_topics, REFRESH_SECONDS), (self.look_at_backlogs, REFRESH_SECONDS),
-                (self.look_at_suspects, PATIENCE_SECONDS),
+                (self.look_at_suspects, PATIENCE_SECONDS), (self.look_at_configs, CONFIG_SECONDS),
             ):  # fmt: skip
                 arguments = look, self.admin, pause
                 threading.Thread(target=self.keep, args=arguments, name=look.__name__, daemon=True).start()
@@ -165,6 +218,11 @@ class Inlet(inlet.Inlet):
         for backlog in list(self.backlogs.values()):
             backlog.look(admin)
 
+    def look_at_configs(self, admin: Admin) -> None:
+        for backlog in list(self.backlogs.values()):
+            backlog.configure(admin.config(backlog.topic.name))
+        self.batch = min([BATCH_BYTES, *(backlog.config.max_bytes for backlog in list(self.backlogs.values()))])
+
     def look_at_topics(self, admin: Admin) -> None:
         reason = None
         if not self.backlogs:
@@ -173,6 +231,8 @@ class Inlet(inlet.Inlet):
             topic = admin.describe(backlog.topic.name, LOOK_SECONDS)
             # another one of this name may have fewer partitions; then a commit fails, and opens it anew
             if topic and len(topic.replicas) >= len(backlog.topic.replicas):
+                if len(topic.replicas) > len(backlog.topic.replicas) and not admin.answers(topic):
+                    continue
                 backlog.topic = topic
                 if not topic.writable:
                     reason = self.down
@@ -191,8 +251,20 @@ class Inlet(inlet.Inlet):
                     self.lost[broker] = time.monotonic()
 
     @override
+    def append(self, stream: str, item: bytes) -> Group:
+        with self.entry:
+            group = self.open
+            try:
+                group.items[stream].append(item)
+            except KeyError:
+                group.items[stream] = [item]
+            return Body(group, stream, item)
+
+    @override
     def commit(self, group: Group) -> None:
         """Send the group, unless another thread has. While it waits for a leader that has died, others go on."""
+        group = group.group if isinstance(group, Body) else group
+        assert isinstance(group, Commit)
         with self.turn:
             while not group.done:
                 try:
@@ -209,7 +281,7 @@ class Inlet(inlet.Inlet):
                     raise self.later
 
     @override
-    def push(self, group: Group) -> None:
+    def push(self, group: Commit) -> None:  # type: ignore[override]
         """Send the group, if that has not been done, and learn what has become of it and of others in flight."""
         now = time.monotonic()
         if group is self.open:
@@ -223,7 +295,7 @@ class Inlet(inlet.Inlet):
             if sender.wait(0 if self.later else PATIENCE_SECONDS):
                 self.finish(sender)
 
-    def send(self, group: Group, now: float) -> Sender | None:
+    def send(self, group: Commit, now: float) -> Sender | None:
         """Produce the bodies. None: nothing was sent. `done` is set if all of them are refused; else the group stays
         open until a partition is free.
         """
@@ -235,7 +307,7 @@ class Inlet(inlet.Inlet):
                     if partition is None:
                         return None
                     chosen[stream], brokers = partition, known.topic.replicas[partition]
-            self.open = Group()
+            self.open = Commit()
         parts = []
         for stream, items in group.items.items():
             try:
@@ -246,19 +318,39 @@ class Inlet(inlet.Inlet):
                 continue
             if backlog.excess():
                 self.refuse_excess(group, stream, backlog)
-            else:
+            elif items := self.fitting(group, stream, items, backlog):
                 partition = chosen[stream] if stream in chosen else backlog.choose(suspects, brokers)
                 assert partition is not None, "none of a new backlog is busy"
                 parts.append(StreamItems(stream, items, backlog, partition))
         if not parts:
             group.done = True
             return None
+        for former in [each for each in self.senders if not each.group and each.batch > self.batch]:
+            self.senders.remove(former)
+            self.add_sender()
         idle = [each for each in self.senders if not each.group]
         sender = next((each for each in idle if each.warm < now), idle[0] if idle else self.add_sender())
         self.senders.remove(sender)
         self.senders.append(sender)  # so that all of them stay connected
         sender.produce(group, parts, now)
         return sender
+
+    def fitting(self, group: Commit, stream: str, items: list[bytes], backlog: Backlog) -> list[bytes]:
+        """The bodies that the topic takes; each of the others is refused for good."""
+        limit = backlog.config.max_bytes - FRAME_BYTES
+        if max(map(len, items)) <= limit:
+            return items
+        refusal = Refusal(TOO_LARGE % (limit, backlog.topic.name), 0)
+        self.refuse_alone(group, stream, {item: refusal for item in items if len(item) > limit}, items)
+        return [item for item in items if len(item) <= limit]
+
+    def refuse_alone(self, group: Commit, stream: str, refused: dict[bytes, Refusal], items: list[bytes]) -> None:
+        """Refuse some of the bodies of one stream."""
+        group.failed.setdefault(stream, {}).update(refused)
+        for item in items:
+            if refusal := refused.get(item):
+                kind = "too large for the Kafka topic" if not refusal.retry_after else refusal.reason.partition(":")[0]
+                self.counts.counter(f"refused {stream} {kind.rstrip('.')}").n += 1
 
     def suspects(self, now: float) -> dict[int, float]:
         """Brokers that may be dead, with the seconds that commits have waited for partitions of theirs, or had waited
@@ -285,7 +377,7 @@ class Inlet(inlet.Inlet):
         return (self.down, str(text)) if number in SILENT else (KAFKA_REFUSES % text, "")
 
     def add_sender(self) -> Sender:
-        sender = Sender(self.connect().address.properties, self.lost)
+        sender = Sender(self.connect().address.properties, self.lost, self.batch)
         self.senders.append(sender)
         return sender
 
@@ -296,13 +388,23 @@ class Inlet(inlet.Inlet):
         for stream, items, backlog, partition in parts:
             del backlog.busy[partition]
             subject = f"{stream}, partition {partition}"  # while one fails, others go on
-            if error := sender.failed.get(backlog.topic.name):
-                backlog.failed[partition] = now
-                reason, cause = self.told(error.code(), error.str())
-                self.refuse(group, stream, Refusal(reason, 1), subject, cause)
-                if error.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
-                    del self.backlogs[stream]  # the topic was deleted; the next body makes it again
-                continue
+            alone = sender.refused.get(backlog.topic.name, {})
+            left = [item for item in items if item not in alone] if alone else items
+            error = sender.failed.get(backlog.topic.name)
+            if why := error or next(iter(alone.values()), None):
+                reason, cause = self.told(why.code(), why.str())
+                if why.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    self.relook(backlog)
+                else:
+                    backlog.failed[partition] = now
+                if error or not left:
+                    self.refuse(group, stream, Refusal(reason, 1), subject, cause)
+                    if why.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
+                        del self.backlogs[stream]  # the topic was deleted; the next body makes it again
+                    continue
+                self.refuse_alone(group, stream, dict.fromkeys(alone, Refusal(reason, 1)), items)
+                self.log_change(subject, reason, cause)
+                items = left
             for broker in backlog.topic.replicas[partition]:
                 self.heard[broker] = sender.began
             backlog.pushed(sum(map(len, items)))
@@ -310,8 +412,10 @@ class Inlet(inlet.Inlet):
             backlog.accepted += len(items)
             accepted += len(items)
             self.log_change(stream, None)
-            self.log_change(subject, None)
-        if any(error.fatal() or error.code() in LOST for error in sender.failed.values()):
+            if not why:
+                self.log_change(subject, None)
+        errors = [*sender.failed.values(), *(error for each in sender.refused.values() for error in each.values())]
+        if any(error.fatal() or error.code() in LOST for error in errors):
             self.senders.remove(sender)
             with contextlib.suppress(KafkaUnavailable):
                 self.add_sender()
@@ -322,9 +426,19 @@ class Inlet(inlet.Inlet):
     @override
     def open_backlog(self, stream: str) -> Backlog:
         admin = self.connect()
-        backlog = self.backlogs[stream] = Backlog(stream, admin.topic(admin.address.topic(stream)), *self.limits)
+        topic = admin.topic(admin.address.topic(stream))
+        backlog = Backlog(stream, topic, *self.limits)
+        backlog.configure(admin.config(topic.name))
+        self.backlogs[stream] = backlog
+        self.batch = min(self.batch, backlog.config.max_bytes)
         self.counts.counters[f"bytes {stream}"] = backlog.bytes
         return backlog
+
+    def relook(self, backlog: Backlog) -> None:
+        """Ask for the configuration of a topic that has refused a body for its size."""
+        with contextlib.suppress(KafkaUnavailable):
+            backlog.configure(self.connect().config(backlog.topic.name, LOOK_SECONDS))
+            self.batch = min(self.batch, backlog.config.max_bytes)
 
     @override
     def ready(self) -> str | None:

@@ -78,6 +78,7 @@ class Inspector(inspector.Inspector):
             ready,
             ages={"": max(0.0, time.time() - oldest / 1000)} if oldest else {},
             size=None if ready else 0,
+            warning=self.admin.config(topic.name).unsafe,
             partitions={f"{topic.id}.{number}": (at.first, at.end) for number, at in enumerate(positions)},
         )
 

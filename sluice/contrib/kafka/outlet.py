@@ -40,6 +40,7 @@ TRIM_SECONDS = 10.0  # between two deletions of what is stored
 # Between two looks while nothing comes: the client fetches nothing from a topic that was made again, and tells nobody,
 # if the leader epoch there is lower than that of the former one (librdkafka 2.16)
 CHECK_SECONDS = 5.0
+CONFIG_SECONDS = 10.0  # between two looks at the topic's configuration
 GONE_SECONDS = 2.0  # from which a topic that no broker knows was deleted: not each knows a new one at once
 POLL_SECONDS = 1.0  # between two looks while records are here: when partitions change hands, each member is waited for
 COMMIT_SECONDS = 1.0  # until an offset is committed again whose commit failed, for example when the coordinator died
@@ -51,6 +52,7 @@ CONSUMER = {
     "session.timeout.ms": 6000,  # as short as brokers allow: until then, nobody gets the partitions of a dead worker
     "heartbeat.interval.ms": 1000,
     "max.poll.interval.ms": 60_000,  # until then, one that hangs keeps the others from partitions that change hands
+    "topic.metadata.refresh.interval.ms": int(CHECK_SECONDS * 1000),  # partitions may be added; unless told, 5 minutes
     "queued.max.messages.kbytes": 2 * MAX_BYTES >> 10,  # fetched ahead; one read takes no more than this
 }
 
@@ -77,8 +79,10 @@ class Source:
         self.epochs: dict[int, str] = {}  # partition -> epoch of the last settled record
         self.begun: dict[int, Begun] = {}  # partition -> what a worker has begun with
         self.counted: set[int] = set()  # partitions whose delivery to this worker is counted
-        self.commit_at = self.check_at = self.poll_at = 0.0  # monotonic
+        self.commit_at = self.check_at = self.poll_at = self.config_at = 0.0  # monotonic
+        self.unsafe = ""  # what the log has said of the topic's configuration
         self.gone_since: float | None = None  # when a broker first said that there is no such topic, monotonic
+        self.look_at_config()
         self.pending = Future[Any]()  # the last commit that was waited for
         self.pending.set_result(None)
         with asking():
@@ -239,9 +243,21 @@ class Source:
         if topic is None or topic.id != self.topic.id:
             raise Replaced
         self.gone_since = None
+        self.topic = topic
+        if time.monotonic() >= self.config_at:
+            self.look_at_config()
         for message in self.unchecked:
             self.fetched.setdefault(message.partition(), deque()).append(message)  # type: ignore[arg-type]
         self.unchecked = []
+
+    def look_at_config(self) -> None:
+        """Say when the topic's configuration begins to let Kafka delete what is not stored."""
+        self.config_at = time.monotonic() + CONFIG_SECONDS
+        with contextlib.suppress(KafkaUnavailable):
+            unsafe = self.admin.config(self.topic.name).unsafe
+            if unsafe and unsafe != self.unsafe:
+                log.warning("%s", unsafe)
+            self.unsafe = unsafe
 
     def take(self, max_bodies: int, max_bytes: int) -> tuple[Claim, list[bytes]] | None:
         """The next claim and its items: consecutive records of one partition and one leader epoch.

@@ -29,7 +29,6 @@ from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.store.bounds import GROUP_RECORDS
 from sluice.store.types import FarRow
-from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import plain_records
 
@@ -115,7 +114,7 @@ class Topics(Carried[list[Pair]]):
         super().__init__(url, stream)
         self.key = attrgetter(KEYS.get(stream.name, stream.record.__struct_fields__[1]))
         self.plain = plain_records(stream.record)
-        self.width, self.unit = (9, 1) if stream.record is Metric else (3, 1_000_000)  # digits of a time; nanoseconds
+        self.width, self.unit = (9, 1) if stream.precision == "ns" else (3, 1_000_000)  # digits of a time; nanoseconds
         self.admin: Admin | None = None
         self.idle: Writer | None = None  # this one, between two transactions; None: the producer's state is not known
         self.marks = ThreadPoolExecutor(1)

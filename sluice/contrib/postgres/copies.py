@@ -2,11 +2,13 @@
 
 A restore empties our tables, those of streams that are younger than the copy too, and fills them in one transaction.
 Tables stay as they are, with their indexes, privileges and the views that people built on them; only those that are
-missing are created as they were. Ids of batches and letters that were given stay given.
+missing are created as they were. Rows come through the table that has the partitions, so the copy may have others, or
+none; those that do not fit into a table that is there are left out. Ids of batches and letters stay given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -45,6 +47,8 @@ JOIN pg_class AS c ON c.oid = inhrelid JOIN pg_class AS p ON p.oid = inhparent
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY(%(new)s) AND p.relname <> ALL(%(new)s)"""
 KINDS = "TABLE ATTACH|TABLE DATA|TABLE|INDEX ATTACH|INDEX|CONSTRAINT|TYPE"
 ENTRY = re.compile(rf"^\d+; \d+ \d+ ({KINDS}) (\S+) (\S+) ", re.M)  # in the list of an archive
+PARTITION = re.compile(r"ALTER TABLE ONLY \S+ ATTACH PARTITION (\S+)")
+UNFIT = "42809", "42P17", "42804"  # the table has no partitions; its bounds meet those of another; it has other columns
 LINES = 1_000  # sent at once
 
 
@@ -100,7 +104,9 @@ def replace(db: Session, file: Path) -> None:
     if schemas:
         raise CannotCopy(f"the copy is of the schema {schemas.pop()}, and the tables are in {db.schema}")
     new = {name for _, kind, _, name in entries if kind == "TABLE"} - {name for (name,) in db.execute(THERE)}
-    make(db, file, [entry for entry, kind, _, name in entries if kind in ("TABLE", "TABLE ATTACH") and name in new])
+    new -= make(
+        db, file, [entry for entry, kind, _, name in entries if kind in ("TABLE", "TABLE ATTACH") and name in new]
+    )
     new -= {name for (name,) in db.execute(ADDED, {"new": list(new)})}  # they got their indexes when they were attached
     triggers = db.execute(TRIGGERS, (tables,)).fetchall()
     for table, trigger in triggers:  # they have done for these rows what they do
@@ -127,10 +133,14 @@ def replace(db: Session, file: Path) -> None:
         execute(db, f"SELECT setval('{sequence}', greatest({highest}))")
 
 
-def make(db: Session, file: Path, entries: list[str], of: set[str] | None = None) -> None:
-    """Create what the entries of a copy describe. of: only if it belongs to one of these tables."""
+def make(db: Session, file: Path, entries: list[str], of: set[str] | None = None) -> set[str]:
+    """Create what the entries of a copy describe; the names of partitions that do not fit, and are left out.
+
+    of: only if it belongs to one of these tables.
+    """
+    left_out: set[str] = set()
     if not entries or of == set():
-        return
+        return left_out
     with tempfile.NamedTemporaryFile("w") as chosen:
         chosen.write("\n".join(entries) + "\n")
         chosen.flush()
@@ -143,7 +153,16 @@ def make(db: Session, file: Path, entries: list[str], of: set[str] | None = None
             continue
         if index := re.match(r"CREATE (?:UNIQUE )?INDEX (\S+)", statement):
             made.add(index[1].strip('"'))
-        execute(db, statement)
+        partition = PARTITION.match(statement)
+        try:
+            with db.transaction() if partition else contextlib.nullcontext():
+                execute(db, statement)
+        except psycopg.Error as error:
+            if partition is None or error.sqlstate not in UNFIT:
+                raise
+            execute(db, f"DROP TABLE {partition[1]}")
+            left_out.add(partition[1].rpartition(".")[2].strip('"'))
+    return left_out
 
 
 def blocks(archive: IO[bytes]) -> Iterator[tuple[Any, Iterator[bytes]]]:

@@ -30,8 +30,8 @@ BURIED = ("int8", "text", "bytea", "bytea", "bool", "int8", "int8")
 class Table:
     """A stream's table: the columns are the arrival time, the fields of the record type, batch, seq and sender.
 
-    Metrics have three more: a timestamp has microseconds only, so `nanoseconds` has the last three digits; `value` is
-    an exact number or null, `text` a string or null.
+    A timestamp has microseconds only, so a stream with nanoseconds has their last three digits in `nanoseconds`. Of
+    metrics, `value` is an exact number or null, `text` a string or null.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -45,7 +45,10 @@ class Table:
             if self.columns[name] == "jsonb":
                 self.encoded.append(at)
         if self.metric:
-            self.columns |= {"tags": "jsonb", "value": "numeric", "text": "text", "nanoseconds": "smallint"}
+            self.columns |= {"tags": "jsonb", "value": "numeric", "text": "text"}
+        self.nanoseconds = stream.precision == "ns"
+        if self.nanoseconds:
+            self.columns["nanoseconds"] = "smallint"
         # no foreign key: it costs more than the row
         self.columns |= {"batch": "bigint NOT NULL", "seq": "bigint NOT NULL", "sender": "text NOT NULL DEFAULT ''"}
         self.sent = [SENT[kind.partition(" NOT NULL")[0]] for kind in self.columns.values()]
@@ -61,9 +64,12 @@ class Table:
             text = value if record.type == "string" else None
             number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
             tags = b"\1" + msgspec.json.encode(record.tags)
-            below = 0 if time is None else time % 1000
-            return arrived, at, record.name, tags, record.field, number, record.type, text, below, batch, seq, who
-        row = (arrived, at, *astuple(self.plain(record) if self.plain else record)[1:], batch, seq, who)
+            row = arrived, at, record.name, tags, record.field, number, record.type, text
+            return (*row, *self.below(time), batch, seq, who)
+        fields = astuple(self.plain(record) if self.plain else record)[1:]
+        if self.nanoseconds:
+            fields += self.below(time)
+        row = (arrived, at, *fields, batch, seq, who)
         if not self.encoded:
             return row
         values = list(row)
@@ -71,6 +77,10 @@ class Table:
             if values[n] is not None:
                 values[n] = b"\1" + msgspec.json.encode(values[n])
         return tuple(values)
+
+    def below(self, time: int | None) -> tuple[int, ...]:
+        """The nanoseconds of a time below a microsecond, if the table has them."""
+        return (0 if time is None else time % 1000,) if self.nanoseconds else ()
 
 
 def letter(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:

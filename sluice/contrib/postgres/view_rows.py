@@ -30,7 +30,6 @@ from sluice.contrib.views.rows.source import (
     raw,
 )
 from sluice.store.types import Unavailable
-from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
 
@@ -88,7 +87,7 @@ class PostgresRows(RowSource):
 
     @override
     def time_converter(self, stream: str) -> Converter:
-        return to_the_nanosecond if self.streams[stream].record is Metric else to_the_microsecond
+        return to_the_nanosecond if self.streams[stream].precision == "ns" else to_the_microsecond
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
@@ -173,7 +172,7 @@ class PostgresRows(RowSource):
             present = {row[0] for row in attributes}
             if not present:
                 return ""
-            below = " + coalesce(nanoseconds, 0)" if self.streams[stream].record is Metric else ""
+            below = " + coalesce(nanoseconds, 0)" if self.streams[stream].precision == "ns" else ""
             # of a time whose nanoseconds 64 bits do not hold, NULL: an error would be that of all rows
             moment = f"(extract(epoch FROM time) * 1000000)::bigint * 1000{below}"
             columns = [f"CASE WHEN time > '1678-01-01Z' AND time < '2262-01-01Z' THEN {moment} END", "seq"]

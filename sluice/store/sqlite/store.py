@@ -93,6 +93,10 @@ class Sqlite(Store[apsw.Connection]):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 check_place(folder)
                 check_log(self.path)
+                # for this user only, whatever the umask is. One that is there is not opened: to close it would end the
+                # locks that this process has on it
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 flags |= apsw.SQLITE_OPEN_CREATE
             else:
                 require_file(self.path)
@@ -256,7 +260,8 @@ class Sqlite(Store[apsw.Connection]):
         try:
             with savepoint(db):
                 db.executemany(table.insert, table.rows(origin, bodies))
-                letters = self.bury(db, table.name, origin, bodies)
+                rejected = [body for body in bodies if body.rejects]
+                letters = self.bury(db, table.name, origin, rejected) if rejected else 0
         except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise

@@ -15,7 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from proving.harness import ROOT, Server, answer, connect, environment, free_port, get, installation, poll, post
+from proving.harness import (
+    ROOT,
+    Server,
+    answer,
+    connect,
+    environment,
+    free_port,
+    get,
+    installation,
+    poll,
+    post,
+    request,
+)
 from sluice import settings
 from sluice.contrib.views.declared import VIEWS
 from sluice.routes import ROUTES
@@ -435,6 +447,34 @@ def test_a_page_of_another_site_may_not_send(host: str, fields: dict[str, str], 
             listed = header(host, web.port, {"Origin": "https://shop.example", **site})
             asked = [curl("-d", "x", *listed, f"127.0.0.1:{web.port}{path}")[0] for path in ("/gps", "/votes")]
             assert asked == [200, 403]
+
+
+BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0", "Accept-Language": "de, en"}
+SILENT = [
+    (BROWSER, 403), (BROWSER | {"Referer": "http://evil.example/"}, 403),
+    (BROWSER | {"Referer": "http://localhost:1/"}, 403), (BROWSER | {"Referer": "http://localhost:PORT/status"}, 200),
+    # neither Origin nor site, and no browser
+    ({"User-Agent": "Dalvik/2.1.0 (Linux; U; Android 14)", "Accept-Language": "de"}, 200),
+    ({"User-Agent": "Mozilla/5.0 (Windows NT; Windows NT 10.0) WindowsPowerShell/5.1"}, 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "status"), SILENT)
+def test_a_page_of_another_site_may_not_get_what_writes(fields: dict[str, str], status: int) -> None:
+    """An image of a page without TLS: browsers send neither an Origin nor a site."""
+    with front() as (web, gateway):
+        for path in "/traccar?id=a&lat=1&lon=2", "/gpslogger?lat=1&lon=2":
+            assert curl(*header("", web.port, fields), f"127.0.0.1:{web.port}{path}")[0] == status
+        evil = header("evil.example", web.port, BROWSER | {"Referer": f"http://evil.example:{web.port}/"})
+        assert curl(*evil, f"127.0.0.1:{web.port}/traccar?id=a")[0] == 403
+        assert curl("-d", "x", *header("", web.port, fields), f"127.0.0.1:{web.port}/traccar")[0] == 200
+        assert len(gateway.requests) == 2 + 2 * (status == 200) - 1
+
+
+def test_a_request_of_http_1_0_needs_no_host() -> None:
+    with front() as (web, gateway):
+        assert request(web.port, b"POST /votes HTTP/1.0\r\nContent-Length: 1\r\n\r\nx")[0] == 200
+        assert b"\r\nHost: localhost\r\n" in gateway.requests[0]
 
 
 def header(host: str, port: int, fields: dict[str, str]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ import pyarrow.parquet
 import pytest
 import redis
 
+from contrib_support import outbox_contract
+from contrib_support.outbox_contract import outbox
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
@@ -34,13 +37,12 @@ from sluice.contrib.destinations.registry import check_rows, open_destination, o
 from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
-from sluice.store.types import Outcome, Unavailable
+from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
-from sluice.streams.record import Record, Vote
+from sluice.streams.record import Gps, Record, Vote
 from sluice.streams.registry import stream
-from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes, watched
+from support.store_contract import NOON, body_with, claim, decoded, today, votes, watched
 
 HOUR = "2026-01-01T12"
 
@@ -125,9 +127,9 @@ def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkey
     with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(elsewhere(tmp), STREAMS))) as store:
         bury = store.bury
 
-        def counted(db: Any, stream: str, batch: int, whole: bool, rejects: Any) -> None:
-            buried.append(len(rejects))
-            bury(db, stream, batch, whole, rejects)
+        def counted(*given: Any) -> int:
+            buried.append(bury(*given))
+            return buried[-1]
 
         monkeypatch.setattr(store, "bury", counted)
         assert store.persist(*votes(*range(17), *[""] * 10)) == Outcome(17, 10)
@@ -244,14 +246,29 @@ def test_a_claim_of_rejects_alone_makes_no_object(store: Store, tmp: Path) -> No
     assert not files(tmp) and not staged(tmp) and told(store, "SELECT * FROM batches_objects") == []
 
 
+class Further(Gps, kw_only=True):
+    floor: int | None = None
+
+
 @pytest.mark.contract
-def test_the_lines_of_the_documents_read_the_rows(store: Store, tmp: Path) -> None:
-    store.persist(claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"bike","lat":1,"lon":2,"time":7}']))
+@pytest.mark.parametrize("library", ["duckdb", "pyarrow", "polars"])
+@pytest.mark.parametrize("first", ["the older", "the newer"])
+def test_the_lines_of_the_documents_read_files_of_two_versions(library: str, first: str, url: str, tmp: Path) -> None:
+    pytest.importorskip(library)
+    for number, kind in enumerate((Gps, Further) if first == "the older" else (Further, Gps), 1):
+        with contextlib.closing(connected(url, tmp, {"gps": stream("gps", kind)})) as store:
+            more: Any = {"floor": 3} if kind is Further else {}
+            record = kind(device="bike", lat=1.0, lon=2.0, **more)
+            store.persist(claim("gps", 1, number), [Body(number, NOON + number * 3_600_000_000, b"", [record])])
     _, *programs = samples("Parquet")
-    assert len(programs) == 2
-    for program in programs:
-        text = f"import duckdb, pyarrow.dataset; print({program.strip()})".replace("/srv", str(tmp))
-        assert "bike" in subprocess.check_output([sys.executable, "-c", text], text=True)
+    (program,) = [each for each in programs if f"{library}." in each]
+    *before, last = program.strip().replace("/srv", str(tmp)).replace("max(time)", "max(floor)").splitlines()
+    shown = (
+        "print(next(getattr(found, name) for name in ('to_pylist', 'to_dicts', 'fetchall') if hasattr(found, name))())"
+    )
+    text = "\n".join(["import glob, pyarrow.dataset", f"import {library}", *before, f"found = {last}", shown])
+    said = subprocess.check_output([sys.executable, "-c", text], text=True)
+    assert "bike" in said and re.search(r"\b3\b", said)
 
 
 # --- Exactly once ----------------------------------------------------------------------------------------------------
@@ -318,7 +335,7 @@ MOMENTS = {
 
 def killed(url: str, tmp: Path, program: str) -> None:
     """Run a program that kills itself."""
-    store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
+    outbox_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
 @pytest.mark.contract

@@ -10,8 +10,8 @@ from typing import Any
 import cramjam
 import pytest
 
+from sluice.contrib.formats import written
 from sluice.contrib.formats.prometheus import messages
-from sluice.http import written
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
 from support.list_items import LIMITS, decode, kept, reject_reason

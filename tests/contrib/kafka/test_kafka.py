@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import apsw
 import pytest
@@ -30,18 +31,27 @@ if not kafka.available():
     pytest.skip(kafka.MISSING, allow_module_level=True)
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from sluice import settings
-from sluice.contrib.kafka.admin import Admin, Topic
+from sluice.contrib.kafka.admin import Address, Admin, Topic
 from sluice.contrib.kafka.backlog import Backlog
 from sluice.contrib.kafka.errors import KafkaUnavailable
-from sluice.contrib.kafka.inlet import Inlet, note_loss
+from sluice.contrib.kafka.inlet import SENDERS, Inlet, note_failure, note_loss
 from sluice.contrib.kafka.inspector import Inspector
 from sluice.contrib.kafka.outlet import CONSUMER, Outlet
+from sluice.http import replies
 from sluice.ledger import Observer
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS
+from sluice.spool.errors import Refusal
 
 pytestmark = pytest.mark.contract
 
@@ -427,6 +437,155 @@ def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: 
         assert Inspector(url, str(tmp / "run/views.sock")).counters()["bytes votes"] == sum(sizes)
 
 
+def altered(url: str, **config: str) -> None:
+    """Change the configuration of the topic of the votes, as another program does."""
+    address = Address.of(url)
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in config.items()
+    ]
+    topic = ConfigResource(ResourceType.TOPIC, address.topic("votes"), incremental_configs=entries)
+    client = AdminClient(address.properties)  # it ends what it was asked when it goes
+    for done in client.incremental_alter_configs([topic]).values():
+        done.result()
+
+
+def test_partitions_are_raised_while_bodies_come_and_none_is_refused(tmp: Path, url: str) -> None:
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp):
+        inlet, outlet = Inlet(url, figures, 1 << 30), Outlet(url, figures)
+        count = 0
+
+        def push() -> None:
+            nonlocal count
+            groups = [inlet.append("votes", b"%d" % (count + n)) for n in range(3)]
+            for group in groups:
+                inlet.commit(group)
+                assert group.done and group.refused is None
+            count += 3
+
+        push()
+        outlet.has_work([])
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
+        address = Address.of(url)
+        name = address.topic("votes")
+        client = AdminClient(address.properties)
+        client.create_partitions([NewPartitions(name, 4)])[name].result()
+        backlog = inlet.backlogs["votes"]
+        while len(backlog.topic.replicas) < 4:
+            push()
+        for _ in range(4 * SENDERS):  # each producer comes to each partition
+            push()
+        ends = [at.end for at in Inspector(url, figures).admin.positions(backlog.topic)]
+        assert len(ends) == 4 and all(ends) and sum(ends) == count
+        taken: list[bytes] = []
+
+        def take() -> bool:
+            outlet.has_work(["votes"])
+            while claim := outlet.claim("votes"):
+                taken.extend(outlet.items(claim))
+                outlet.settle(claim)
+            return len(taken) == count
+
+        poll(take, PATIENCE)
+        assert sorted(map(int, taken)) == [*range(count)]
+        outlet.close()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_body_that_the_topic_does_not_take_is_refused_alone(when: str, tmp: Path, url: str) -> None:
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp):
+        Admin(url).topic(Address.of(url).topic("votes"))
+        if when == "before":
+            altered(url, max_message_bytes="20000")
+        inlet = Inlet(url, figures, 1 << 30)
+        small = [b"%05d" % n * 200 for n in range(300)]  # 300 kB: more than the topic takes at once
+        if when == "meanwhile":
+            inlet.commit(inlet.append("votes", b"first"))
+            altered(url, max_message_bytes="20000")
+            alone = inlet.append("votes", b"x" * 30_000)
+            inlet.commit(alone)
+            assert alone.refused and alone.refused["votes"].retry_after == 1  # nobody knew it
+        groups = [inlet.append("votes", item) for item in (*small[:150], b"x" * 30_000, *small[150:])]
+        large = groups.pop(150)
+        for group in groups:
+            inlet.commit(group)
+        assert [group.refused for group in groups] == [None] * 300
+        assert large.refused and large.refused["votes"].retry_after == 0
+        status, _, detail = reply_of(large.refused["votes"])
+        assert status.startswith("413 ") and "at most 19900 bytes" in detail
+        topic = Admin(url).describe(Address.of(url).topic("votes"))
+        assert topic and sum(at.end for at in Admin(url).positions(topic)) == 300 + (when == "meanwhile")
+
+
+def reply_of(refusal: Refusal) -> tuple[str, list, str]:
+    reply = replies.unavailable(*refusal)
+    return reply.status, reply.headers, b"".join(reply.chunks).decode()
+
+
+def test_what_a_record_is_refused_for_is_no_reason_to_refuse_the_others_of_its_topic(tmp: Path, url: str) -> None:
+    """As when the leader of a partition dies after it has acknowledged some records of a commit."""
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp):
+        inlet = Inlet(url, figures, 1 << 30)
+        inlet.commit(inlet.append("votes", b"first"))
+        groups = [inlet.append("votes", item) for item in (b"a", b"b", b"c")]
+        for sender in inlet.senders:
+            produce = sender.produce
+
+            def failing(*given: Any, sender: Any = sender, produce: Any = produce) -> None:
+                produce(*given)
+                topic = inlet.backlogs["votes"].topic.name
+                note_failure(sender.refused, KafkaError(KafkaError._MSG_TIMED_OUT), Reported(topic, b"b"))  # type: ignore[arg-type]
+
+            sender.produce = failing  # type: ignore[assignment, method-assign]
+        for group in groups:
+            inlet.commit(group)
+        assert [group.refused for group in groups[::2]] == [None, None]
+        assert groups[1].refused and groups[1].refused["votes"].retry_after == 1
+
+
+class Reported(NamedTuple):
+    """A message of a delivery report."""
+
+    of: str
+    body: bytes
+
+    def topic(self) -> str:
+        return self.of
+
+    def value(self) -> bytes:
+        return self.body
+
+
+def test_a_topic_that_deletes_what_is_not_stored_is_named(
+    tmp: Path, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.contrib.kafka.outlet.CONFIG_SECONDS", 0.0)
+    monkeypatch.setattr("sluice.contrib.kafka.inlet.CONFIG_SECONDS", 0.1)
+    figures = str(tmp / "run/views.sock")
+    with harness.views_redis(tmp):
+        inlet, outlet, inspector = Inlet(url, figures, 1 << 30), Outlet(url, figures), Inspector(url, figures)
+        inlet.commit(inlet.append("votes", b"first"))
+        outlet.has_work([])
+        poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
+        assert inspector.snapshot("votes").warning == "" and not caplog.records
+        altered(url, retention_ms="4000")
+        warning = inspector.snapshot("votes").warning
+        assert "retention.ms=4000, so Kafka may delete bodies that are not stored: kafka-configs.sh" in warning
+        outlet.sources["votes"].check()
+        poll(lambda: inlet.backlogs["votes"].config.unsafe)
+        said = [record.getMessage() for record in caplog.records if "retention" in record.getMessage()]
+        assert said == [warning] * 2
+        altered(url, retention_ms="-1", cleanup_policy="compact")
+        assert "cleanup.policy=compact" in inspector.snapshot("votes").warning
+        outlet.close()
+        with contextlib.closing(Outlet(url, figures)) as later:
+            later.has_work(["votes"])
+        assert "cleanup.policy=compact" in caplog.text  # at the start
+
+
 def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -> None:
     figures = str(tmp / "run/views.sock")
     with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
@@ -464,7 +623,7 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(tmp: 
         accepted(gate.socket, VOTE % b"d")
         assert burst() == 0
         for verb in ["bury", "--yes", "votes", "0:99"], ["bury", "--yes", "votes", "7"]:
-            assert sluice(tmp, url, *verb).stdout == "votes: no such body is claimed.\n"
+            assert sluice(tmp, url, *verb).stderr == f"sluice: votes: no body {verb[-1]} is claimed.\n"
         end = sum(at.end for at in Inspector(url, "").admin.positions(Admin(url).topic(f"{tmp.name}.votes")))
         for body in VOTE % b"e", b"ends", VOTE % b"f":
             accepted(gate.socket, body)

@@ -25,6 +25,7 @@ import msgspec
 import psycopg
 import pytest
 
+from contrib_support.outbox_contract import OutboxTests
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
@@ -154,6 +155,12 @@ class TestPostgres(StoreTests):
         other.close()
 
 
+class TestPostgresOutbox(OutboxTests):
+    @pytest.fixture
+    def backend(self, pg: Postgres) -> PostgresStore:
+        return PostgresStore(pg)
+
+
 def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():
     errors = psycopg.DataError("a value"), psycopg.OperationalError("the connection is lost")
     assert [is_server_error(error) for error in errors] == [False, True]
@@ -229,6 +236,16 @@ def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     assert pg.ask('SELECT sku, count, paid, price, note, lines, batch, seq FROM "order"') == [
         ("a", 1, False, 2.0, "7", [{"x": 1}], 1, 1)
     ]
+
+
+def test_a_stream_of_ones_own_may_have_nanoseconds(pg: Postgres):
+    class Tick(Record, kw_only=True):
+        price: float
+
+    ticks = registry.stream("ticks", Tick, precision="ns")
+    bodies = [Body.of(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
+    assert connect(pg, ticks=ticks).persist(claim("ticks"), bodies).records == 1
+    assert pg.ask("SELECT extract(microseconds FROM time)::int, nanoseconds, price FROM ticks") == [(123456, 789, 1.0)]
 
 
 def test_a_new_field_is_a_new_column(pg: Postgres):
@@ -339,7 +356,8 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
 
 def own(kind: Any) -> dict[str, Stream]:
     """A stream with one field of a type."""
-    return {"own": registry.stream("own", msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True))}
+    record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
+    return {"own": registry.stream("own", record)}
 
 
 @pytest.mark.parametrize(
@@ -362,7 +380,7 @@ def test_a_column_whose_type_changes_between_two_transactions_gets_nothing(
 
     def put(n: int) -> None:
         body = Claim("own", f"run:{n}:1", n, 1, 100, [(n, 0)])
-        assert store.persist(body, [(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
+        assert store.persist(body, [body_with(n, 1_700_000_000_000_000, b"", record(a=value))]).records == 1
 
     put(1)
     pg.ask(f"ALTER TABLE own ALTER a TYPE {to}")
@@ -809,7 +827,7 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
 
 def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
     store = connect(pg)
-    store.persist(claim(), [(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
+    store.persist(claim(), [body_with(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
     assert [x.received for x in store.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
     assert store.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
 

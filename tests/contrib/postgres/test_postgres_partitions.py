@@ -183,13 +183,13 @@ def test_rows_are_stored_while_a_tally_gets_its_index_and_a_build_that_was_ended
         contextlib.closing(connect(pg.url)) as other,
     ):
         vote = Vote(poll="p", choice="c")
-        assert store.persist(claim("votes", 1), [(1, int(time.time() * 1e6), b"", vote)])[0] == 1
+        assert store.persist(claim("votes", 1), [body_with(1, int(time.time() * 1e6), b"", vote)])[0] == 1
         with contextlib.suppress(RuntimeError), other.begin():
             other.execute('LOCK TABLE "votes$other" IN ROW EXCLUSIVE MODE')  # a build waits for the end of this
             thread = threading.Thread(target=build, args=(rows,))
             thread.start()
             ((pid,),) = poll(lambda: pg.ask(building), what="the build waits")
-            entry = 2, int(time.time() * 1e6), b"", vote
+            entry = body_with(2, int(time.time() * 1e6), b"", vote)
             assert store.persist(claim("votes", 1, first=2), [entry])[0] == 1
             pg.ask(f"SELECT pg_terminate_backend({pid})")
             thread.join(30)

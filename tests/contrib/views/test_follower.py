@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from contrib_support.views_site import NOON, Site, site
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
@@ -34,7 +35,6 @@ from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
-from support.views_site import NOON, Site, site
 
 pytestmark = pytest.mark.contract
 
@@ -202,7 +202,7 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
     here.caught_up()
     letters = here.store.letters()
     assert len(letters) == 1
-    replayed = here.store.replay(letters, lambda letter: [position("bike", 8, lat=8.0)])
+    replayed = here.store.replay(letters, lambda letter: Decoded([position("bike", 8, lat=8.0)]))
     assert replayed.stored == 1
     here.caught_up()
     assert '"lat":8.0' in here.actual("/gps/latest")["bike"]

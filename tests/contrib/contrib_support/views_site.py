@@ -122,7 +122,7 @@ class Site:
         bodies: list[Body] = []
         for record in records:
             self.seq += 1
-            bodies.append(body_with(self.seq, received, b"{}", record))
+            bodies.append(body_with(self.seq, received, b"%d" % self.seq, record))
         for item in items:
             self.seq += 1
             decoded = self.streams[stream].decode(item, settings_limits())

@@ -1,4 +1,4 @@
-// OpenTelemetry's Collector with its receiver and its exporter of OTLP, which tests/test_refusals.py runs unmodified:
+// OpenTelemetry's Collector with its receiver and its exporter of OTLP, which tests/contrib/formats/test_refusals.py runs unmodified:
 // main --config=FILE. bin/provision engines builds it as var/collector/collector.
 package main
 

@@ -1,4 +1,4 @@
-// Telegraf's agent with a few of its plugins, which tests/test_lost_answers.py runs unmodified: main CONFIGURATION.
+// Telegraf's agent with a few of its plugins, which tests/contrib/formats/test_lost_answers.py runs unmodified: main CONFIGURATION.
 // The package of the whole program has some hundred dependencies more. bin/provision engines builds it as var/telegraf/telegraf.
 package main
 

@@ -20,8 +20,9 @@ from sluice import settings
 from sluice.base.counters import Counts
 from sluice.contrib.access import keys, senders
 from sluice.settings import SettingError
+from sluice.store.store import senders as senders_of
+from sluice.store.types import Body
 from sluice.streams.message import sender
-from sluice.streams.message import senders as senders_of
 from support import operator_verbs
 from support.access import KEY, OTHER, curl, private
 from support.nginx_front import front
@@ -316,7 +317,8 @@ START = b"POST /x HTTP/1.1\r\n"
 )  # fmt: skip
 def test_only_a_field_of_a_head_names_the_sender(item: bytes, name: str) -> None:
     assert sender(item) == name
-    assert senders_of([b"{}", item, b""], 7) == ({8: name} if name else {})
+    bodies = [Body(seq, 0, body, ()) for seq, body in enumerate((b"{}", item, b""), 7)]
+    assert senders_of(bodies) == ({8: name} if name else {})
 
 
 @pytest.mark.contract

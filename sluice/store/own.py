@@ -1,0 +1,39 @@
+"""Which database has what a cell has stored: no verb takes another one for it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from sluice import settings
+from sluice.base.files import read, replace
+from sluice.settings import SettingError
+from sluice.store.store import Store
+
+
+def note(home: Path, identity: str) -> None:
+    """Note the identity of the database in INGEST_HOME. A home that cannot be written to has none."""
+    file = home / settings.STORE
+    with contextlib.suppress(OSError):
+        if noted(home) != identity:
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            replace(file, f"{identity}\n")
+
+
+def noted(home: Path) -> str:
+    """The identity of the database; "" if none is noted."""
+    with contextlib.suppress(OSError):
+        return read(home / settings.STORE).strip()
+    return ""
+
+
+def require_own(store: Store[Any], home: Path) -> None:
+    """Raises: SettingError if this is not the database of the cell; Unavailable."""
+    if known := noted(home):
+        with store.transaction(read=True) as db:
+            identity = store.identity(db)
+        if identity != known:
+            raise SettingError(
+                f"INGEST_STORE is not the database in which the cell of {home} stores: unset it, or name that one."
+            )
