@@ -57,6 +57,7 @@ ON_POSTGRES = "tests/contrib/postgres/test_postgres.py::TestPostgres::test_"
 PARTITIONS = "tests/contrib/postgres/test_postgres_partitions.py::test_"
 KEY = "tests/store/test_keys.py::test_"
 WORKER = "tests/test_worker.py::test_"
+IN_OUTBOX = "tests/contrib/destinations/test_outbox.py::TestSqliteOutbox::test_"
 PARQUET = "tests/contrib/destinations/test_parquet.py::test_"
 FOLLOW = "tests/contrib/views/test_follower.py::test_"
 IN_KAFKA = "tests/contrib/kafka/test_kafka.py::test_"
@@ -210,7 +211,7 @@ FAULTS = {
     "keys-expired": Fault(
         "keys' window", "a key that expires while it is put is not put again", KEYS,
         "left = [key for key in left if key not in owners]", "left = []",
-        (KEY + "a_key_that_expires_while_it_is_put_again_is_put",),
+        ("tests/contrib/postgres/test_postgres_keys.py::test_a_key_that_expires_while_it_is_put_again_is_put",),
     ),
     "keys-replay": Fault(
         "keys' window", "a replayed body leaves its keys to its copy in the same batch", STORE,
@@ -237,19 +238,19 @@ FAULTS = {
     "outbox-order": Fault(
         "outbox", "a stream stores more while one of its objects waits", OUTBOX,
         "        if streams & self.late.keys():\n", "        if False:\n",
-        (ON_SQLITE + "an_object_that_cannot_be_published_holds_up_only_those_of_its_stream",),
+        (IN_OUTBOX + "an_object_that_cannot_be_published_holds_up_only_those_of_its_stream",),
     ),
     "outbox-grace": Fault(
         "outbox", "the new object of another worker is published", OUTBOX,
         "elif not why and (destination.own(name) or self.seen[name] + destination.GRACE_SECONDS <= now):",
         "elif not why:",
-        (ON_SQLITE + "an_object_that_cannot_be_published_holds_up_only_those_of_its_stream",),
+        (IN_OUTBOX + "an_object_that_cannot_be_published_holds_up_only_those_of_its_stream",),
     ),
     "outbox-address": Fault(
         "outbox", "another destination publishes what waits", OUTBOX,
         "if destination is None or shown(address) != destination.place() or destination.address() != address:",
         "if destination is None:",
-        (ON_SQLITE + "what_waits_is_published_by_its_own_destination_only",),
+        (IN_OUTBOX + "what_waits_is_published_by_its_own_destination_only",),
     ),
     # the views' lease
     "views-held": Fault(
@@ -461,7 +462,7 @@ class Trial:
 
     def find(self, fault: Fault) -> tuple[str, float]:
         """Make a fault: what found it, or "", and after how many seconds."""
-        whole, began = (ROOT / fault.path).read_text(), time.monotonic()
+        whole, began = (self.tree / fault.path).read_text(), time.monotonic()
         self.write(fault.path, whole.replace(fault.text, fault.wrong))
         try:
             return failing(self.tree, [*fault.tests], PATIENCE), time.monotonic() - began
