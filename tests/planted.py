@@ -66,7 +66,7 @@ NUMBERED = SPOOL + "a_claim_takes_the_head_of_the_list_under_consecutive_numbers
 AGAIN = SPOOL + "only_an_expired_claim_is_claimed_again_and_it_is_the_same"
 REST = SPOOL + "the_rest_of_a_claim_is_a_claim_with_its_lease_deliveries_and_marks"
 TRIMMED = SPOOL + "settle_trims_marks_that_no_body_needs"
-WAITING_FOLLOWER = FOLLOW + "a_second_follower_waits_for_the_first"
+HOLDER = FOLLOW + "the_lease_of_a_living_holder_is_taken_by_nobody"
 
 FAULTS = {
     # claim
@@ -261,12 +261,12 @@ FAULTS = {
     "views-take": Fault(
         "views' lease", "a second follower takes the lease of the first", VIEWS,
         "ARGV[1], 'NX', 'PX', ARGV[2])", "ARGV[1], 'PX', ARGV[2])",
-        (WAITING_FOLLOWER,),
+        (HOLDER,),
     ),
     "views-alive": Fault(
         "views' lease", "the lease of a living follower is ended", LEASE,
         'if holder and not client.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:', "if holder:",
-        (WAITING_FOLLOWER,),
+        (HOLDER,),
     ),
     "views-watch": Fault(
         "views' lease", "a feed is written although the lease has passed on meanwhile", FOLLOWER,
