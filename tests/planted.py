@@ -127,6 +127,22 @@ FAULTS = {
         "self.outlet.settle(claim, end), 0.0", "self.outlet.settle(claim), 0.0",
         (WORKER + "a_claim_of_large_bodies_is_stored_in_groups",),
     ),
+    "settle-range": Fault(
+        "settle", "all numbers of a claim count as stored when a part of it is", "worker.py",
+        "self.store.persist(claim.part(claim.first, group.end), group.bodies", "self.store.persist(claim, group.bodies",
+        (WORKER + "a_claim_of_large_bodies_is_stored_in_groups",),
+    ),
+    "settle-unsynced-sqlite": Fault(
+        "settle", "a claim is settled before it is on SQLite's disk", SQLITE,
+        "PRAGMA synchronous=FULL", "PRAGMA synchronous=NORMAL",
+        (ON_SQLITE + "every_commit_is_synced_to_disk",),
+    ),
+    "settle-unsynced-postgres": Fault(
+        "settle", "a claim is settled before it is on PostgreSQL's disk", "sluice/contrib/postgres/session.py",
+        "set_config('synchronous_commit', 'on', true)", "set_config('synchronous_commit', 'off', true)",
+        ("tests/contrib/postgres/test_postgres.py::"
+         "test_every_commit_is_synchronous_whatever_the_server_default",),
+    ),
     # lease
     "lease-running": Fault(
         "lease", "a claim is given to another worker before its lease ends", CONTRACT,
@@ -352,6 +368,17 @@ FAULTS = {
         "self.behind = int(self.redis.read_response() < 0)",
         ("tests/spool/test_replicas.py::test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies",),
     ),
+    "reply-mark": Fault(
+        "reply matching", "after a lost connection, a push has no mark, and perhaps the numbers of others", INLET,
+        "        for backlog in self.backlogs.values():\n            backlog.mark_due = AT_ONCE\n        if",
+        "        if",
+        (SPOOL + "the_first_push_after_a_lost_connection_or_an_error_is_marked",),
+    ),
+    "reply-behind": Fault(
+        "reply matching", "while replicas are behind, each retry adds another copy", INLET,
+        "if self.behind and not self.caught_up(group):", "if False:",
+        ("tests/spool/test_replicas.py::test_a_body_that_too_few_replicas_confirm_gets_503_and_retries_add_no_copies",),
+    ),
     # order of groups
     "group-twice": Fault(
         "group order", "a group that is sent is sent again", INLET,
@@ -430,6 +457,11 @@ FAULTS = {
         "at = min(START + timedelta(microseconds=before), present - timedelta(seconds=age))",
         "at = START + timedelta(microseconds=before)",
         (PARTITIONS + "a_clock_ahead_of_the_server_drops_no_partition_of_its_present",),
+    ),
+    "partition-late": Fault(
+        "partitions", "a row that arrives while its partition is counted is dropped uncounted", POSTGRES,
+        '            execute(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted\n', "",
+        (PARTITIONS + "a_late_row_of_a_partition_that_is_dropped_is_counted",),
     ),
     "partition-count": Fault(
         "partitions", "rows of a dropped partition are not counted", POSTGRES,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from sluice.store.types import Body, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Vote
 from sluice.streams.registry import stream
-from support.store_contract import body_with, claim, decoded
+from support.store_contract import body_with, claim, decoded, patiently
 
 pytestmark = pytest.mark.contract
 
@@ -99,6 +100,21 @@ def test_a_reader_delays_the_end_of_a_partition_and_no_row(pg: Postgres, monkeyp
         while store.expire("gps", before(600)):
             pass
         assert store.ledger("gps").deleted == 1
+
+
+def test_a_late_row_of_a_partition_that_is_dropped_is_counted(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropping = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'DROP TABLE%' AND pid <> pg_backend_pid()"
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
+        pg.ask("CREATE TABLE early PARTITION OF gps FOR VALUES FROM (MINVALUE) TO ('2020-01-01')")
+        store.persist(claim("gps", 1), gps(time.time()))
+        with pg.connect() as other, other.transaction(), monkeypatch.context() as patched:
+            other.execute("INSERT INTO gps (received_at, time, batch, seq) VALUES ('2019-01-01', now(), 0, 0)")
+            patched.setattr("sluice.contrib.postgres.store.DROP_SECONDS", 0)
+            with contextlib.suppress(Unavailable):  # it gives up soon, and does not wait for this row
+                store.expire("gps", before(600))
+            poll(lambda: store.dropping is None or store.dropping.done() or pg.ask(dropping))  # type: ignore[attr-defined]
+        patiently(partial(store.expire, "gps", before(600)))
+        assert (pg.ask("SELECT count(*) FROM gps"), store.ledger("gps").deleted) == ([(0,)], 2)
 
 
 @pytest.mark.parametrize("ahead", [0, 20 * 365], ids=["right", "ahead"])
