@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", type=int, default=20, help="of the drill with all faults in test_drill.py (20)")
     parser.addoption("--examples", type=int, default=1, help="times the random requests in test_grammar.py (1)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
+    parser.addoption("--histories", type=int, default=1000, help="new ones in test_histories.py (1000)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
 
 
@@ -106,10 +107,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 # The files that take longest, longest first: of the nightly tier, then of the contract tier. bin/test passes
 # --no-loadscope-reorder, so they come first, and at the end of a run its processes share the short ones.
 LONGEST = [
-    "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka", "contrib/destinations/test_engines",
+    "proving/test_histories", "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka",
+    "contrib/destinations/test_engines",
     "contrib/formats/test_influxdb", "contrib/formats/test_prometheus", "contrib/page/test_page",
     "contrib/formats/test_syslog", "run/test_balancer", "contrib/formats/test_refusals",
-    "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
+    "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "contrib/sentinel/test_failover",
     "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower",
     "contrib/access/test_senders", "run/test_reload", "contrib/formats/test_batches", "ops/test_sluice",
     "contrib/postgres/test_postgres", "contrib/postgres/test_postgres_backup", "ops/test_backup",

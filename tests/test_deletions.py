@@ -14,8 +14,10 @@ import pytest
 from proving import harness
 from proving.harness import ROOT, Server, get, poll, post
 from sluice.registry import contributions
+from support.folders import ALL
 
 FOLDERS = sorted(path.parent.name for path in (ROOT / "sluice/contrib").glob("*/register.py"))
+WHOLE_OR_ONE = ["", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOLDERS)]
 VARIABLES = "import json; from sluice import settings; print(json.dumps(settings.variables()))"
 
 
@@ -45,7 +47,7 @@ def stored(home: Path) -> list[tuple[str]]:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("folder", ["", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOLDERS)])
+@pytest.mark.parametrize("folder", WHOLE_OR_ONE)
 def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder: str, tmp: Path) -> None:
     root, home = checkout_without(folder, tmp / "checkout"), tmp / "home"
     home.mkdir(mode=0o700)
@@ -66,3 +68,39 @@ def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder:
         assert not {f"    {verb} " for verb in each.verbs if f"    {verb} " in helped}
         replaced = {"INGEST_WORKERS"}  # the core has it, too
         assert not {f"INGEST_{name.upper()}" for name in each.settings} - replaced & set(variables)
+
+
+def pytest_in(root: Path, tmp: Path, *words: str, seconds: int) -> subprocess.CompletedProcess[str]:
+    """Run the tests of the core that are in a checkout, as bin/test --core does."""
+    command = [sys.executable, "-m", "pytest", "-q", "--ignore", "tests/contrib", "-p", "no:cacheprovider", *words]
+    env = harness.environment(tmp / "home")
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=seconds)
+
+
+def test_the_tests_know_the_folders_of_contrib() -> None:
+    assert set(FOLDERS) <= set(ALL)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("folder", WHOLE_OR_ONE)
+def test_without_a_folder_of_contrib_the_tests_of_the_core_can_be_imported(folder: str, tmp: Path) -> None:
+    root = checkout_without(folder, tmp / "checkout")
+    done = pytest_in(root, tmp, "--collect-only", "tests", seconds=280)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nightly
+def test_without_contrib_the_tests_of_the_core_pass(tmp: Path) -> None:
+    """Those of the tiers unit and contract, but this module. They take ten minutes."""
+    root = checkout_without("", tmp / "checkout")
+    words = "-m", "not nightly", "--ignore", "tests/test_deletions.py", "-n", "5", "--dist", "loadfile"
+    done = pytest_in(root, tmp, *words, "-o", "faulthandler_timeout=0", "tests", seconds=3000)
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+@pytest.mark.nightly
+def test_without_contrib_the_types_and_the_style_of_what_remains_are_right(tmp: Path) -> None:
+    root = checkout_without("", tmp / "checkout")
+    for command in (["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]):
+        done = subprocess.run([root / ".venv/bin" / command[0], *command[1:]], cwd=root, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:]

@@ -832,6 +832,9 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
         db = None
         elsewhere = Elsewhere()
 
+        def transaction(self, read: bool) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
         def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             if claim.stream == "votes" and len(caplog.records) < 3:
                 raise ZeroDivisionError
@@ -964,7 +967,7 @@ def test_the_worker_waits_for_a_redis_that_is_not_started_yet(tmp: Path) -> None
 
 OWN = """
 import msgspec
-from sluice.streams.record import Record
+from sluice.streams.record import Decoded, Record
 from sluice.streams.registry import Stream
 
 class Item(Record, kw_only=True):
@@ -973,10 +976,12 @@ class Item(Record, kw_only=True):
 def decode(body, limits):
     if body == b"at once":
         raise RuntimeError("no")
+    words = []
     for word in body.decode().split():
         if word == "halfway":
             raise RuntimeError("no")
-        yield Item(text=word)
+        words.append(Item(text=word))
+    return Decoded(words)
 
 STREAMS = {"items": Stream("items", Item, decode)}
 """
@@ -1000,7 +1005,7 @@ def test_if_a_user_decoder_raises_only_its_body_is_buried(tmp: Path, redis: Serv
 
 SLOW = """
 import time
-from sluice.streams.record import Record
+from sluice.streams.record import Decoded, Record
 from sluice.streams.registry import Stream
 
 class Item(Record, kw_only=True):
@@ -1008,7 +1013,7 @@ class Item(Record, kw_only=True):
 
 def decode(body, limits):
     SPEND
-    return (Item(text="slow"),)
+    return Decoded([Item(text="slow")])
 
 STREAMS = {"slow": Stream("slow", Item, decode)}
 """

@@ -196,6 +196,11 @@ class Carried(Destination, Generic[Group]):
         self.number += 1
         return f"{self.writer}-{self.number:012d}"
 
+    def new_names(self, count: int) -> list[str]:
+        """Names of a writer that has no other objects: what waits of this one would have lower numbers than these."""
+        writer = uuid.uuid4().hex
+        return [f"{writer}-{number:012d}" for number in range(1, count + 1)]
+
     @override
     def own(self, name: str) -> bool:
         return name.startswith(f"{self.writer}-")

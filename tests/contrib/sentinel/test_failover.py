@@ -1,6 +1,7 @@
 """Redis on other machines: URLs, passwords, TLS, and failovers by Sentinels under load. Nothing acknowledged is lost.
 
-`bin/test --nightly tests/spool/test_failover.py --failovers 100 -o faulthandler_timeout=0` takes about ten minutes.
+`bin/test --nightly tests/contrib/sentinel/test_failover.py --failovers 100 -o faulthandler_timeout=0` takes about ten
+minutes.
 """
 
 from __future__ import annotations
