@@ -444,6 +444,21 @@ class StoreTests:
             assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
         assert self.choices(backend) == [str(n) for n in range(1, 41)]
 
+    def test_a_number_between_folded_ranges_is_not_stored_until_it_is(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two claims that leave out one body are folded at once; a worker stores that body later."""
+        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
+        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+        store.persist(*votes(1, 2))
+        store.persist(*votes(4, 5, first=4))
+        assert store.fold()
+        assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == [(1, 2), (4, 5)]
+        whole = claim("votes", 5)
+        assert store.ledger("votes", claims={whole.id: 5})[:3] == (4, 0, {whole.id: 4})
+        assert store.persist(whole._replace(id=f"votes:1:{NOON + 1}"), votes(*range(1, 6))[1]) == Outcome(1, 0)
+        assert self.choices(backend) == list("12345")
+
     def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(
         self, backend: Backend, monkeypatch: pytest.MonkeyPatch
     ) -> None:

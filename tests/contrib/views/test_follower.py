@@ -316,6 +316,21 @@ def test_a_second_follower_waits_for_the_first(sqlite: Site) -> None:
     assert sqlite.client().get(contract.HOLDER) != holder
 
 
+def test_the_lease_of_a_living_holder_is_taken_by_nobody(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE", 600_000)  # it does not end by itself, however busy the machine is
+    socket = tmp / "r.sock"
+    command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
+    with harness.running(command, tmp / "redis.out", harness.environment(tmp)):
+        first, second = ViewsClient(str(socket)), ViewsClient(str(socket))
+        harness.poll(lambda: first.ask(("PING",)))
+        token = lease.take(first)
+        assert [lease.take(second) for _ in range(2)] == ["", ""]
+        assert second.ask(("GET", contract.HOLDER)) == [token.encode()]
+        first.close()
+        assert harness.poll(lambda: lease.take(second)) != token
+        second.close()
+
+
 def test_a_follower_that_was_stopped_changes_nothing_after_another_has_taken_over(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
