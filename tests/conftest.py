@@ -107,7 +107,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 # The files that take longest, longest first: of the nightly tier, then of the contract tier. bin/test passes
 # --no-loadscope-reorder, so they come first, and at the end of a run its processes share the short ones.
 LONGEST = [
-    "proving/test_histories", "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka",
+    "contrib/test_histories", "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka",
     "contrib/destinations/test_engines",
     "contrib/formats/test_influxdb", "contrib/formats/test_prometheus", "contrib/page/test_page",
     "contrib/formats/test_syslog", "run/test_balancer", "contrib/formats/test_refusals",

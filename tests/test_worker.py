@@ -59,6 +59,7 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS, load_streams
 from sluice.streams.record import Decoded, Limits, Reject
 from sluice.streams.registry import Stream
+from support.folders import needs
 from support.operator_verbs import sluice
 from support.store_contract import NOON
 
@@ -1121,6 +1122,7 @@ LOADS: dict[str, tuple[str, list[bytes], str, int]] = {
 
 
 @pytest.mark.nightly
+@needs("formats")
 @pytest.mark.parametrize("load", LOADS)
 def test_the_worker_stays_below_100_mb_with(load: str, tmp: Path, redis: Server) -> None:
     stream, bodies, table, rows = LOADS[load]

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import apsw
 
 from proving.histories.clock import Process
 from proving.histories.processes import LIST, STREAMS, VIEWS, VIEWS_LIST, key_of
+from proving.histories.wire import Socket
 from sluice.account import account, balance
 from sluice.base.times import microseconds
 from sluice.contrib.views.check import Checker
@@ -29,10 +30,6 @@ from sluice.spool.contract import LEASE_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS
 from sluice.spool.inspector import Inspector
 from sluice.store.types import Unavailable
-
-if TYPE_CHECKING:
-    from proving.histories.history import History
-    from proving.histories.wire import Socket
 
 TERMS = "ready", "claimed", "stored", "dead", "duplicate", "expired", "purged"
 LOOK_SECONDS = 3.0  # between two looks at the sum
@@ -46,7 +43,7 @@ class Checks:
     batches: id -> when it was stored (microseconds since 1970), and when it was first seen (monotonic).
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Any) -> None:
         self.history, self.world = history, history.world
         self.wrong: list[str] = []
         self.batches: dict[int, tuple[int, float]] = {}

@@ -103,7 +103,8 @@ class Task(greenlet.greenlet):
         except Killed:
             pass
         except BaseException as error:
-            self.world.failed(self, error)
+            if self.process.alive:  # else it is what SQLite has made of the end
+                self.world.failed(self, error)
         finally:
             self.process.tasks.remove(self)
 

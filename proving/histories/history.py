@@ -33,6 +33,7 @@ from sluice.contrib.views import follower, lease
 from sluice.ops import bury
 from sluice.spool import contract, inlet, outlet
 from sluice.spool.claim import Claim
+from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.store import bookkeeping, bounds
 
 # the product's pauses, longer, so that a minute of a history has fewer idle turns
@@ -264,7 +265,7 @@ class History:
 
     def cut(self, name: str, count: int, kind: str, reset: bool, delay: float) -> None:
         def lose() -> tuple[str, bool, float]:
-            self.cast.disturb(name)
+            self.cast.disturb(name, 0.0 if reset else UNHURRIED_SECONDS)  # in which it waits for the reply
             return kind, reset, delay if kind == wire.LATE else 0.0
 
         self.cast.processes[name].trip("redis", count, lose)

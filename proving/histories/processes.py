@@ -97,8 +97,9 @@ class Cast:
     def redis(self) -> Server:
         return self.net.servers[LIST]
 
-    def disturb(self, name: str = "") -> None:
-        self.disturbed[name] = self.world.seconds
+    def disturb(self, name: str = "", seconds: float = 0.0) -> None:
+        """Something keeps a process from Redis for so long; "": all of them."""
+        self.disturbed[name] = max(self.disturbed.get(name, 0.0), self.world.seconds + seconds)
 
     # --- starting and ending them
 

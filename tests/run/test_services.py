@@ -264,6 +264,7 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
     ]
 
 
+@needs("access")
 @pytest.mark.nightly
 def test_settings_that_cannot_be_used_change_nothing(system: Callable[[str], list[str]]) -> None:
     lines = system("""
@@ -469,6 +470,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
         poll(lambda: connection() == "keep-alive")
 
 
+@needs("access")
 @pytest.mark.nightly
 def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Path) -> None:
     unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
@@ -501,6 +503,7 @@ def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Man
     assert any(line.startswith("<6>gunicorn.error: Starting gunicorn") for line in lines)
 
 
+@needs("views")
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:

@@ -24,6 +24,7 @@ from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored
+from support.folders import needs
 from support.sqlite_store import SqliteStore
 from support.store_contract import NOON, StoreTests, body_with, claim, decoded, votes
 from support.worker_contract import WorkerTests
@@ -64,6 +65,7 @@ class TestSqlite(StoreTests):
         with short_tmp() as tmp:
             yield SqliteStore(tmp)
 
+    @needs("formats")
     def test_values_are_as_the_protocol_says(self, backend: SqliteStore, store: Store) -> None:
         lines = b'm on=t,off=false,u=18446744073709551615u,s="x" -1\nm old=1 0'
         store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))

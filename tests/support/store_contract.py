@@ -38,7 +38,7 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Decoded, Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import Stream, stream
-from support.folders import has
+from support.folders import has, needs
 
 T = TypeVar("T")
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
@@ -221,6 +221,7 @@ class StoreTests:
         traced = "SELECT claim, stream, first, bodies, records FROM votes JOIN batches ON batch = id"
         assert backend.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
 
+    @needs("formats")
     def test_a_span_keeps_its_nanoseconds_and_its_events_are_json(self, backend: Backend, store: Store) -> None:
         body = b'{"trace_id":"ab","span_id":"cd","name":"n","time":1767268800,"start":1767268800000000001,'
         body += b'"duration":5,"attributes":{"a":[1]},"events":[{"name":"e"}]}'
@@ -285,8 +286,10 @@ class StoreTests:
     def test_a_metric_is_stored_with_its_tags_its_type_and_its_exact_value(
         self, backend: Backend, store: Store
     ) -> None:
-        lines = b'cpu,host=a\\ b,core=0 idle=97.25,n=9223372036854775807i,on=t,s="x y" 1767225600123456789'
-        store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+        values = ("idle", 97.25, "float"), ("n", 2**63 - 1, "integer"), ("on", 1, "boolean"), ("s", "x y", "string")
+        tags, time = {"host": "a b", "core": "0"}, 1_767_225_600_123_456_789
+        points = [Metric(time=time, name="cpu", tags=tags, field=f, value=v, type=t) for f, v, t in values]
+        store.persist(claim("metrics", 1), [body_with(1, NOON, b"", *points)])
         found = backend.ask("SELECT name, tags, field, type, batch, seq FROM metrics ORDER BY field")
         assert [(name, json.loads(tags), *rest) for name, tags, *rest in found] == [
             ("cpu", {"host": "a b", "core": "0"}, field, kind, 1, 1)

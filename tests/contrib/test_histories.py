@@ -1,6 +1,6 @@
 """proving.histories: the product keeps its promises in every history, and a planted fault is found.
 
-`bin/test --nightly tests/proving/test_histories.py --histories 10000` runs more of them.
+`bin/test --nightly tests/contrib/test_histories.py --histories 10000` runs more of them.
 """
 
 from __future__ import annotations
