@@ -46,7 +46,7 @@ class Fault(NamedTuple):
     tests: tuple[str, ...]
 
 
-CONTRACT, OUTLET, INLET = "sluice/spool/contract.py", "sluice/spool/outlet.py", "sluice/spool/inlet.py"
+CONTRACT, INLET = "sluice/spool/contract.py", "sluice/spool/inlet.py"
 STORE, BOOKS, KEYS = "sluice/store/store.py", "sluice/store/bookkeeping.py", "sluice/store/keys.py"
 EXPIRY, SQLITE, DECODING = "sluice/store/expiry.py", "sluice/store/sqlite/store.py", "sluice/store/decoding.py"
 POSTGRES, TABLES = "sluice/contrib/postgres/store.py", "sluice/contrib/postgres/tables.py"
@@ -355,7 +355,7 @@ FAULTS = {
         "reply matching", "the reply to the counts is read last, and theirs by a push", INLET,
         "readers.insert(0, partial(self.read_report, delta, now))",
         "readers.append(partial(self.read_report, delta, now))",
-        (SPOOL + "a_process_reports_its_counts_once_in_an_interval",),
+        (SPOOL + "a_push_that_is_refused_beside_a_report_of_counts_is_refused",),
     ),
     "reply-signal": Fault(
         "reply matching", "after a signal, the next group reads the reply that was left", INLET,
@@ -363,10 +363,9 @@ FAULTS = {
         "                self.refuse_all(group)\n                raise",
         (SPOOL + "a_signal_during_the_reply_refuses_the_batch",),
     ),
-    "reply-claim": Fault(
-        "reply matching", "after a signal, the reply to a claim is left for the next command", OUTLET,
-        "            except BaseException:\n                link.disconnect()\n                raise\n",
-        "            except MemoryError:\n                raise\n",
+    "reply-polling": Fault(
+        "reply matching", "after a signal, the reply to a look is left for the next one", "sluice/base/connect.py",
+        "    except BaseException:\n        link.disconnect()\n        raise", "    except MemoryError:\n        raise",
         (SPOOL + "a_signal_during_a_reply_leaves_none_for_the_next_command",),
     ),
     "reply-replicas": Fault(
@@ -402,7 +401,7 @@ FAULTS = {
     "group-answers": Fault(
         "group order", "answers of one client are sent in another order than its requests", LOOP,
         "        self.answer(pending)\n", "        self.answer(pending[::-1])\n",
-        (FASTLANE + "pipelined_requests_share_a_commit_and_are_answered_in_order",),
+        (FASTLANE + "fast_and_slow_requests_in_one_write_are_answered_in_order",),
     ),
     "group-slow": Fault(
         "group order", "the slow lane's answer overtakes those that the fast lane holds", LOOP,
@@ -411,9 +410,9 @@ FAULTS = {
         (FASTLANE + "unread_answers_of_the_fast_lane_precede_that_of_the_slow_lane",),
     ),
     # the drain of a reload
-    "drain-backlog": Fault(
-        "reload's drain", "connections that wait to be accepted are reset at a stop", LOOP,
-        "            self.accept(fd)  # closing the socket would reset the connections in its backlog\n", "",
+    "drain-half": Fault(
+        "reload's drain", "a stop cuts off bodies that are being received", LOOP,
+        "while (self.connections or self.slow_count) and", "while self.slow_count and",
         (FASTLANE + "requests_read_before_a_stop_are_committed_and_answered",),
     ),
     "drain-idle": Fault(
@@ -424,7 +423,7 @@ FAULTS = {
     "drain-slow": Fault(
         "reload's drain", "a stop does not wait for requests in the slow lane", LOOP,
         "while (self.connections or self.slow_count) and", "while self.connections and",
-        (FASTLANE + "requests_in_the_slow_lane_are_answered_at_a_stop",),
+        (FASTLANE + "a_stop_waits_for_a_request_that_the_slow_lane_alone_has",),
     ),
     "drain-successor": Fault(
         "reload's drain", "the old gateway is stopped before the new one serves", RELOAD,

@@ -838,6 +838,17 @@ def test_requests_in_the_slow_lane_are_answered_at_a_stop(kind: str) -> None:
         assert "Traceback" not in running.server.said()
 
 
+def test_a_stop_waits_for_a_request_that_the_slow_lane_alone_has(kind: str) -> None:
+    with site("support.wsgi_apps:echo", *PATIENT) as running, Client(running[kind]) as body:
+        body.send_apart(CHUNKED[:-5])
+        running.server.process.terminate()
+        poll(lambda: refuses(running.port))
+        body.send(CHUNKED[-5:])
+        assert body.echo()["length"] == 5
+        body.close()
+        assert running.server.process.wait(PATIENCE) == 0
+
+
 def refuses(port: int) -> bool:
     """Whether the port is closed: the worker process closes it last, after it has noticed the signal."""
     try:

@@ -612,6 +612,15 @@ def test_a_process_reports_its_counts_once_in_an_interval(
     assert calls(server, "hincrby") > reported
 
 
+def test_a_push_that_is_refused_beside_a_report_of_counts_is_refused(server: Server, inlet: Inlet) -> None:
+    """The reply to the counts comes first, and is none to the push."""
+    push(inlet, b"a")
+    inlet.counts.due, inlet.backlogs["s"].mark_due = 0.0, 1e18  # counts and bodies alone are sent
+    raw(server).set(KEYS.ready, "not a list")
+    assert push(inlet, b"b")
+    assert calls(server, "hincrby")
+
+
 def test_settle_trims_marks_that_no_body_needs(
     server: Server, inlet: Inlet, outlet: Outlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1164,8 +1173,8 @@ def test_a_signal_during_the_reply_refuses_the_batch(
     assert group.done
     assert group.refused
     # the next group does not read the reply that was left unread
-    raw(server).set(KEYS.ready + "x", "1")
     assert push(inlet, b"c") is None
+    assert inlet.backlogs["s"].length == raw(server).llen(KEYS.ready) == 3
     assert raw(server).lrange(KEYS.ready, 0, -1)[-1] == b"c"
 
 
