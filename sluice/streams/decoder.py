@@ -22,7 +22,7 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams import multipart
-from sluice.streams.body import INVALID_COST, NOT_JSON, Budget, Empty, Remainder
+from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.json_repair import repair_json
@@ -63,19 +63,20 @@ class Decoder:
             body = message.body if message else item
             if message or body.startswith((GZIP, ZSTD)):
                 body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
+            budget = Budget(limits, len(body))
             try:
-                return self.decode_body(body, message, limits)
+                return self.decode_body(body, message, budget)
             except Exception as error:
-                repaired = repair_json(body) if self.mends and bodies.reason(error).startswith(NOT_JSON) else b""
+                is_mended = self.mends and bodies.reason(error).startswith(NOT_JSON)
+                repaired = repair_json(body, budget) if is_mended else b""
                 if not 0 < len(repaired) <= limits.inflated:
                     raise
-            return self.decode_body(repaired, message, limits)
+            return self.decode_body(repaired, message, budget)
         except Exception as error:  # also exceptions of a user's record type or parser
             return Decoded((), (Reject(item, one_line(bodies.reason(error)), True),))
 
-    def decode_body(self, body: bytes, message: Message | None, limits: Limits) -> Decoded:
+    def decode_body(self, body: bytes, message: Message | None, budget: Budget) -> Decoded:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
-        budget = Budget(limits, len(body))
         try:
             opener = next((target for name, target in openers() if message.field(name)), "") if message else ""
             if opener:
@@ -216,6 +217,7 @@ class JsonDecoder(Decoder):
                 if NUL in part:
                     check_text(record)
             except Exception as error:  # it may have another format
+                budget.left -= ATTEMPT_COST
                 return self.object(part, message, budget, error)
             return (record,)
         except Empty as empty:
@@ -296,12 +298,13 @@ def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alon
         if b"\n" not in body:
             if not (objects := bodies.together(body, budget)):
                 raise
-            return decode_parts(objects, lambda part: alone(part, message, budget))
+            return decode_parts(objects, lambda part: alone(part, message, budget), budget)
         if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
             bodies.check_json(next(bodies.lines(body, budget)))
         return walk_rows(body, message, budget, value, alone)
     if body.startswith(b"["):
-        return decode_parts(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
+        elements = bodies.elements(body, budget)
+        return decode_parts(elements, lambda part: value(part, message, budget), budget, b"[", b"]")
     return value(body, message, budget)
 
 
@@ -314,7 +317,7 @@ def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part,
         bodies.check_json(row)
         return value(row, message, budget)
 
-    return decode_parts(bodies.rows(body, budget), decode)
+    return decode_parts(bodies.rows(body, budget), decode, budget)
 
 
 def fields_of(wire: type, type_info: type) -> list[str]:
@@ -338,7 +341,9 @@ def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequ
     return fields if any(name in fields for name in names) else {}
 
 
-def decode_parts(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
+def decode_parts(
+    parts: Iterable[bytes], decode: Decode, budget: Budget, head: bytes = b"", end: bytes = b""
+) -> Iterator[Result]:
     """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
 
     head, end: what makes a body of a part; of an array `end` begins with the bracket.
@@ -353,13 +358,24 @@ def decode_parts(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end:
             yield empty
         except Exception as error:  # any exception of a user's record type
             reason = bodies.reason(error)
-            if reason.startswith(NOT_JSON) and (better := repair_json(part)):
-                for result in decode_parts((better,), decode, head, end):
+            if reason.startswith(NOT_JSON) and (better := mended(part, budget)):
+                for result in decode_parts((better,), decode, budget, head, end):
                     if isinstance(result, Reject) and result.part == head + better + end:
                         result = Reject(head + part + end, result.reason)  # with what was sent
                     yield result
             else:
                 yield Reject(head + part + end, reason)
+
+
+def mended(part: bytes, budget: Budget) -> bytes:
+    """A part that is no JSON as `repair_json` makes it; b"" if that is not possible, or too much."""
+    if budget.left <= 0:
+        return b""
+    budget.attempt(len(part))
+    try:
+        return repair_json(part, budget)
+    except Exhausted:
+        return b""
 
 
 def collect(results: Iterable[Result], message: Message | None, budget: Budget) -> Decoded:
@@ -396,7 +412,7 @@ class Rejects:
         self.reason = ""  # of the first part that is merged
 
     def add(self, reject: Reject) -> None:
-        self.budget.left -= INVALID_COST
+        self.budget.fail(len(reject.part))
         self.count += 1
         is_rest = reject.reason is Remainder.reason
         if is_rest or self.size >= MERGED_BYTES:

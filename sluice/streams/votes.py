@@ -38,5 +38,5 @@ read_loose = reader(Loose)
 class VotesDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
-        wire = read_loose(part)
+        wire = read_loose(part, budget)
         return build(wire if wire.voter is None else msgspec.structs.replace(wire, voter=str(wire.voter)))

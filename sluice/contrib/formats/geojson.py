@@ -35,7 +35,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
         return iter((from_object(part, lambda: sender(message, budget, PATH)),))
     features = bodies.elements(read_features(part), budget)
-    return decode_parts(features, lambda one: feature(one, message, budget), b'{"features":[', b"]}")
+    return decode_parts(features, lambda one: feature(one, message, budget), budget, b'{"features":[', b"]}")
 
 
 def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
@@ -44,6 +44,7 @@ def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
         sent = read_feature(part)
         lon, lat, altitude = point(sent.geometry)
     except (Invalid, msgspec.MsgspecError):
+        budget.attempt(len(part))
         with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
             return (from_object(part, lambda: sender(message, budget, PATH)),)
         raise

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty
+from sluice.streams.body import ATTEMPT_COST, Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.gps import PATH, from_object
 from sluice.streams.lenient import reader
@@ -101,14 +101,15 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         budget.charge(len(head))
         return (located(head + element + b"}", message, budget),)
 
-    return decode_parts(bodies.elements(bytes(batch.location), budget), one, head + b"[", b"]}")
+    return decode_parts(bodies.elements(bytes(batch.location), budget), one, budget, head + b"[", b"]}")
 
 
 def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
     """The position of a request with one location. Raises: Invalid, msgspec's errors."""
     try:
-        request = read(part)
+        request = read(part, budget)
     except (Invalid, msgspec.MsgspecError):
+        budget.left -= ATTEMPT_COST
         with suppress(Invalid, msgspec.MsgspecError):  # of another app
             return from_object(part, lambda: sender(message, budget, "traccar"))
         raise
@@ -121,7 +122,7 @@ def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
 def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position that Traccar's server passes on (traccar.org/forward, forward.type=json). Raises: as `decode`."""
     try:
-        sent = read_forward(part)
+        sent = read_forward(part, budget)
     except (Invalid, msgspec.MsgspecError):
         with suppress(Invalid, msgspec.MsgspecError):
             return (from_object(part, lambda: sender(message, budget, PATH)),)
