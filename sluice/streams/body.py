@@ -358,10 +358,18 @@ def is_form(body: bytes, name: bytes) -> bool:
     return b" " not in line and b"\n" not in line and (line.startswith(name + b"=") or b"&%b=" % name in line)
 
 
-def form(body: bytes, limits: Limits) -> dict[str, str]:
+class Form(dict[str, str]):
+    """The fields of a form, each with its last value. pairs: all of them, in the order in which they were sent."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+
+def form(body: bytes, limits: Limits) -> Form:
     """The fields of a form (application/x-www-form-urlencoded, WHATWG URL Standard).
 
-    Omits empty fields: an HTML form sends them for inputs left blank. If a name occurs twice, the last value is used.
+    Omits empty fields: an HTML form sends them for inputs left blank.
     Raises: Invalid if the body is not a form, not UTF-8, or too large.
     """
     if b"=" not in body:
@@ -369,7 +377,7 @@ def form(body: bytes, limits: Limits) -> dict[str, str]:
     if len(body) > limits.record:  # decoding %41%41%41 takes 15 bytes of memory per byte
         raise Invalid(f"form larger than {limits.record} bytes")
     try:
-        return dict(parse_qsl(body.decode(), max_num_fields=limits.fields, errors="strict"))
+        return Form(parse_qsl(body.decode(), max_num_fields=limits.fields, errors="strict"))
     except UnicodeDecodeError as error:
         raise Invalid(f"not UTF-8: {error.reason}") from None
     except ValueError:

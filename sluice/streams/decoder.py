@@ -22,7 +22,7 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams import multipart
-from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Remainder
+from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.json_repair import repair_json
@@ -249,7 +249,7 @@ class JsonDecoder(Decoder):
         fields = bodies.form(body, budget.limits)
         if wrapped := self.wrapped(fields):
             return self.json(wrapped, message, budget)
-        return (self.form(fields, message, budget),)
+        return self.form_records(fields, message, budget)
 
     def wrapped(self, fields: dict[str, str]) -> bytes:
         """The JSON that is all of a form, in a field that no record has: GitHub's and Slack's `payload`. b"": none."""
@@ -262,12 +262,16 @@ class JsonDecoder(Decoder):
         results: list[Result] = []
         if parts.fields:
             try:
-                results.append(self.form(parts.fields, message, budget))
+                results += self.form_records(parts.fields, message, budget)
             except Exception as error:  # any exception of a user's record type
                 results.append(Reject(parts.plain, bodies.reason(error)))
         if parts.files:
             results.append(Reject(parts.files, "files of a form are not stored"))
         return results
+
+    def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
+        """The records of a form: one, in which the last value of a name counts. Raises: any exception."""
+        return (self.form(fields, message, budget),)
 
     def form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         for form in self.forms:
@@ -329,16 +333,16 @@ def fields_of(wire: type, type_info: type) -> list[str]:
     return [name for name, kinds in parts if type_info in kinds and msgspec.inspect.StrType not in kinds]
 
 
-def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> dict[str, str]:
-    """The fields of a form that its sender has not encoded, so that it has spaces; {} if it has none of these fields.
+def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> Form | None:
+    """The fields of a form that its sender has not encoded, so that it has spaces; None if it has none of these fields.
 
     The Content-Type alone does not say so: curl sends it with any body. Raises: Invalid.
     """
     declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
     if not declared or b"=" not in body or b"\n" in body:
-        return {}
+        return None
     fields = bodies.form(body, budget.limits)
-    return fields if any(name in fields for name in names) else {}
+    return fields if any(name in fields for name in names) else None
 
 
 def decode_parts(

@@ -645,9 +645,20 @@ def test_forms_have_limits_and_must_be_utf8():
     assert reject_reason("votes", b"poll=%ff&choice=b").startswith("not UTF-8: ")
     assert reject_reason("votes", b"poll=\xff&choice=b").startswith("not UTF-8: ")
     assert decode("votes", b"poll=a+b%20%c3%a9&choice=\xc3\xa9&voter=") == [Vote(poll="a b \u00e9", choice="\u00e9")]
-    assert decode("votes", b"poll=a&choice=b&choice=c&time=1766600000") == [
-        Vote(time=1766600000_000000000, poll="a", choice="c")
+    assert decode("votes", b"poll=b&choice=b&poll=a&time=1766600000") == [
+        Vote(time=1766600000_000000000, poll="a", choice="b")
     ]
+
+
+def test_each_choice_of_a_form_is_a_vote():
+    votes = [Vote(poll="a", choice=choice, voter="u") for choice in ("b", "c", "d")]
+    assert decode("votes", b"poll=a&choice=b&choice=c&voter=u&choice=d&choice=") == votes
+    parts = b"".join(
+        b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % pair
+        for pair in ((b"poll", b"a"), (b"choice", b"b"), (b"choice", b"c"), (b"voter", b"u"), (b"choice", b"d"))
+    )
+    form = kept(parts + b"--x--\r\n", "/votes", "Content-Type: multipart/form-data; boundary=x")
+    assert decode("votes", form) == votes
 
 
 def test_a_reason_is_one_short_line():

@@ -132,11 +132,17 @@ def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps
     return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)
 
 
+# What clients of the protocol send beside its device (traccar.org/osmand): any other form may have an `id`
+MARKS = frozenset(("timestamp", "batt", "hdop", "location", "cell", "wifi", "valid", "charge", "driverUniqueId"))
+
+
 def form(fields: dict[str, str]) -> Gps | None:
-    """The position of a form whose device is `id` or `deviceid`. The speed is in knots; `location` may replace lat and
-    lon. A tracker without a fix sends the cells or networks that it sees (traccar.org/osmand). Raises: Invalid, Empty.
+    """The position of a form whose device is `deviceid`, or `id` beside one of MARKS.
+
+    The speed is in knots; `location` may replace lat and lon. A tracker without a fix sends the cells or networks that
+    it sees (traccar.org/osmand). Raises: Invalid, Empty.
     """
-    if "device" in fields or not ("id" in fields or "deviceid" in fields):
+    if "device" in fields or not ("deviceid" in fields or ("id" in fields and not MARKS.isdisjoint(fields))):
         return None
     lat, lon = fields.get("lat"), fields.get("lon")
     if lat is None and lon is None and "location" in fields:
