@@ -119,11 +119,11 @@ class Request:
         if len(raw) > COUNTED_BYTES:  # an empty part has two bytes, and takes a hundred times as many
             budget.work(sum(1 for _ in fields(raw)) // BRACKETS)
         series = parsed(messages.Series1 if self.version == 1 else messages.Series2, raw)
-        self.charge(series, budget)
         count = len(series.samples) + 3 * len(series.histograms) + len(series.exemplars)
         if count > budget.limits.records:
             raise Invalid(f"series of more than {budget.limits.records} rows")
         budget.left -= count
+        self.charge(series, budget)
         name, tags = labelled(self.labels(series))
         created = series.created_timestamp if self.version == 2 else 0
         rows = list(samples(name, tags, series.samples, created))
