@@ -44,6 +44,9 @@ from support.operator_verbs import push
 pytestmark = pytest.mark.contract
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
+NOON_NS = NOON * 1000
+READING = b'{"time":%d,"station":"a","value":%b}'
+POSITION = b'{"device":"a","lat":%b,"lon":1.0,"time":%d}'
 
 
 class Order(Record, kw_only=True):
@@ -73,10 +76,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 class Here:
     """A database, and a list of bodies that are claimed one claim after the other."""
 
-    def __init__(self, url: str, unique: str = "1d", rows: str = "store", epoch: str = "e") -> None:
+    def __init__(self, url: str, unique: str = "1d", rows: str = "store", epoch: str = "e", others: Any = ()) -> None:
         config = settings.load({"INGEST_UNIQUE": unique})
         orders = ORDERS._replace(rule=rule(ORDERS, *config.unique.of("orders")))
         self.streams = load_streams(config) | {"orders": orders}
+        for name, stream in dict(others).items():
+            self.streams[name] = stream._replace(rule=rule(stream, *config.unique.of(name)))
         elsewhere = open_elsewhere(parse_rows(rows), self.streams)
         self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
@@ -281,6 +286,37 @@ def test_two_zeros_are_stored_alike(url: str) -> None:
     here.streams["gps"] = gps._replace(rule=rule(gps, *settings.load({}).unique.of("gps")))
     zeros = b'{"device":"a","lat":0.0,"lon":-0.0}', b'{"device":"b","lat":-0.0,"lon":0.0}'
     assert here.put("gps", *zeros) == (1, 0)
+
+
+class Reading(Record, kw_only=True):
+    station: str
+    value: float
+
+
+READINGS = registry.stream("readings", Reading, unique=("station", "time"))
+
+
+@pytest.mark.parametrize("unique", ["1d", "gps=1d/record"])
+def test_values_that_are_stored_alike_are_one_in_keys_of_records(url: str, unique: str) -> None:
+    here = Here(url, unique)
+    unit = here.store.TIME_UNIT
+    if unique == "1d":
+        here = Here(url, unique, others={"readings": READINGS})
+        here.put("readings", *(READING % (time, b"1.0") for time in (NOON_NS, NOON_NS + unit // 2, NOON_NS + unit)))
+        assert here.rows("readings") == 2
+        return
+    zeros = (b"0.0", b"-0.0")
+    bodies = [POSITION % (zero, NOON_NS + more) for zero in zeros for more in (0, unit // 2, unit)]
+    here.put("gps", *bodies)
+    assert here.rows("gps") == 2
+
+
+@pytest.mark.parametrize("rules", [("1d", "gps=1d/record"), ("gps=1d/record", "1d")])
+def test_a_change_of_the_rule_doubles_nothing_that_is_younger_than_its_window(url: str, rules: tuple[str, str]) -> None:
+    bodies = fix("a"), b"[" + fix("b") + b"," + fix("c") + b"]"
+    for unique in (*rules, *rules):
+        Here(url, unique, epoch=f"e{time.time_ns()}").put("gps", *bodies)
+    assert Here(url).rows("gps") == 3
 
 
 def test_without_a_window_nothing_is_one(url: str) -> None:
