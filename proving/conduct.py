@@ -32,8 +32,6 @@ from proving.outages import OUTAGES
 from proving.read import Reads
 from proving.report import KINDS, judged, markdown, without_service
 from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
-from proving.views import VIEWS as OWN
-from sluice.contrib import views
 from sluice.run.configure import ROOT
 from sluice.settings import Settings
 
@@ -46,6 +44,14 @@ RATE = 5000  # events/s of an installation; cells share its cores with their rep
 MIN_CELLS = 3  # fewer have no majority of Sentinels when one dies
 SPOOLS = {"redis": Cells, "kafka": KafkaCells}
 COUNTS = ("sent", "acknowledged", "rejected", "unanswered", "cut")
+
+
+def known_views() -> dict[str, Any]:
+    """The views of which the clients know what an answer may be."""
+    from proving.views import VIEWS as OWN
+    from sluice.contrib import views
+
+    return {**views.VIEWS, **OWN}
 
 
 class Load:
@@ -73,8 +79,8 @@ class Load:
             )
             for n in range(PROCESSES)
         ]
-        judged = {**views.VIEWS, **OWN}
-        paths = [path for path in read.PATHS if site.views.get(path) == judged[path]]
+        judged = known_views() if site.views else {}
+        paths = [path for path in read.PATHS if path in judged and site.views.get(path) == judged[path]]
         if paths:
             programs.append(("proving.read", port, readers, PROCESSES, run, folder, ",".join(paths), tls))
         else:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sluice.contrib.page import exporter
 from sluice.ops import __main__ as command
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +56,8 @@ def verb_row(verb: str) -> tuple[str, str, str]:
 
 def metrics_table() -> str:
     """Each metric with its type, its labels and its help."""
+    from sluice.contrib.page import exporter
+
     return markdown(("metric", "type", "labels", "what"), map(metric_row, exporter.metrics(sample())))
 
 

@@ -16,7 +16,6 @@ import select
 import sys
 import threading
 import time
-import typing
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,14 +27,12 @@ from urllib.parse import urlencode
 
 from proving.answers import Positions, Series, Votes, Wrong, require
 from proving.load import FRESH, PATIENCE, REST, SPAN, UNANSWERED, Book, unverified
-from proving.views import CAP
-from sluice.contrib.views import VIEWS, Feed
 
 LATEST, TRAIL, BATTERIES = "/gps/latest", "/gps/trail", "/drill/batteries"
 TALLIES = "/votes/tally", "/drill/tally"
 METRICS = "/metrics/latest"
 PATHS = (LATEST, TRAIL, BATTERIES, *TALLIES, METRICS)  # the views that the clients know how to judge
-TRAIL_CAP = typing.cast("Feed", VIEWS[TRAIL]).cap
+CAP, TRAIL_CAP = 10, 100  # items of a key; proving/views.py checks that they are those of the views
 CHOICES = ("oreo", "fig")
 BATTERY = 20  # values of the field by which /drill/batteries is unique
 POLL = 0.01  # seconds between two reads of a value that is not there yet

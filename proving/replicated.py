@@ -14,7 +14,6 @@ from typing import Any
 
 from proving import harness
 from sluice.base import connect
-from sluice.contrib.sentinel.sentinels import is_candidate
 from sluice.run.configure import ROOT, replaced
 
 PASSWORD = "change-me"  # noqa: S105  # that of the configurations
@@ -97,6 +96,8 @@ class Replicated:
             with sentinel.client() as client:
                 client.execute_command("SENTINEL", "DEBUG", *sum(PERIODS.items(), ()))  # it forgets them when it ends
                 return bool(client.info("sentinel")["sentinel_tilt"] == 0)
+
+        from sluice.contrib.sentinel.sentinels import is_candidate
 
         def found() -> Node | None:
             if not all(map(attends, self.sentinels)):

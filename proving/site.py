@@ -23,8 +23,7 @@ from proving.load import PATIENCE, unverified
 from proving.store import STREAM, Postgres, Sqlite
 from sluice import settings
 from sluice.base import connect
-from sluice.contrib import views
-from sluice.contrib.views.contract import crowded, fingerprint
+from sluice.registry import contributions
 from sluice.run import launch
 from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
@@ -54,6 +53,21 @@ def wait(until: Callable[[], T], seconds: float, what: str, interval: float = 0.
         raise Trouble(str(error)) from None
 
 
+def load_views(s: settings.Settings) -> dict[str, Any]:
+    """The views of an installation; none in a checkout without them."""
+    if "views" not in contributions():
+        return {}
+    from sluice.contrib import views
+
+    return dict(views.load(s))
+
+
+def destination_url(s: settings.Settings) -> str | None:
+    """Where the rows of the drill go; None: into a table of the database."""
+    url: str | None = s.rows.of(STREAM) if "destinations" in contributions() else None
+    return url
+
+
 class Site:
     """An installation, its processes and its stores.
 
@@ -76,14 +90,14 @@ class Site:
         self.running = contextlib.ExitStack()
         store = self.settings.store
         self.store: Sqlite | Postgres = Sqlite(store) if store.startswith("sqlite:///") else Postgres(store)
-        if (rows := self.settings.rows.of(STREAM)) is not None:
+        if (rows := destination_url(self.settings)) is not None:
             if not isinstance(self.store, Sqlite):
                 raise Trouble("the drill with INGEST_ROWS keeps the ledger in SQLite: unset INGEST_STORE")
             self.store = DESTINATIONS[rows.partition(":")[0]](store, rows, environ)
         self.redis = connect.client(self.settings.spool, 30)
         self.lists = [self.redis]
         self.views_redis = connect.client(str(self.home / SCRATCH_SOCKET), 30)
-        self.views = views.load(self.settings)  # none: no client reads, and only the faults of writing are injected
+        self.views = load_views(self.settings)  # none: no client reads, and only the faults of writing are injected
         self.logs = private and self.settings.keep.of("logs") is not None  # the drill posts logs, deleted by age
         # to which the drill posts
         self.streams = (STREAM, *(("gps", "votes") if self.views else ()), *(("logs",) if self.logs else ()))
@@ -169,6 +183,10 @@ class Site:
 
     def served(self) -> bool:
         """Whether all views that follow rows are served whole. Raises: RedisError."""
+        if not self.views:
+            return True
+        from sluice.contrib.views.contract import crowded, fingerprint
+
         for path, view in self.views.items():
             if name := view.state(path):
                 found: Any = self.views_redis.mget(name, crowded(path))
@@ -236,9 +254,11 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port()), "INGEST_KEEP": f"logs={AGE}s"}
     passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
-    rows = settings.load().rows.of(STREAM)
+    rows = destination_url(settings.load())
     engine = destination(rows.partition(":")[0], home) if rows else None
-    if rows or not with_views:  # a view follows a table
+    if "views" not in contributions():
+        pass
+    elif rows or not with_views:  # a view follows a table
         own["INGEST_VIEWS"] = "off"
     elif not passed.get("INGEST_VIEWS"):
         own["INGEST_VIEWS"] = OWN_VIEWS

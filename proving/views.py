@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from proving.read import CAP, TRAIL, TRAIL_CAP
+from sluice.contrib.views import VIEWS as BUILT_IN
 from sluice.contrib.views import feed, tally
-
-CAP = 10
 
 VIEWS = {
     "/drill/batteries": feed("gps", key="device", cap=CAP, member=("battery",)),
     "/drill/tally": tally("votes", key="poll", by="choice", period=2),
 }
+
+assert BUILT_IN[TRAIL] == feed("gps", key="device", cap=TRAIL_CAP)  # what proving/read.py expects

@@ -13,7 +13,7 @@ from proving import harness
 from sluice.base.screen import table
 
 TESTS = Path(__file__).parent
-pytest.register_assert_rewrite("support")  # a failed assertion shows its values, as in a test module
+pytest.register_assert_rewrite("support", "contrib_support")  # a failed assertion shows its values, as in a test module
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", type=int, default=20, help="of the drill with all faults in test_drill.py (20)")
     parser.addoption("--examples", type=int, default=1, help="times the random requests in test_grammar.py (1)")
     parser.addoption("--machines", type=int, default=0, help="seconds of a drill of cells in test_cells.py (0: short)")
+    parser.addoption("--histories", type=int, default=1000, help="new ones in test_histories.py (1000)")
     parser.addoption("--containers", nargs="?", const="", metavar="BASE", help="run test_containers.py; see there")
 
 
@@ -106,13 +107,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 # The files that take longest, longest first: of the nightly tier, then of the contract tier. bin/test passes
 # --no-loadscope-reorder, so they come first, and at the end of a run its processes share the short ones.
 LONGEST = [
-    "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka", "contrib/destinations/test_engines",
-    "test_influxdb", "test_prometheus", "contrib/page/test_page", "test_syslog", "run/test_balancer", "test_refusals",
-    "test_lost_answers", "test_pythons", "run/test_services", "spool/test_failover",
-    "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower", "nginx/test_senders",
-    "run/test_reload", "test_batches", "ops/test_sluice", "contrib/postgres/test_postgres", "ops/test_backup",
-    "contrib/destinations/test_parquet", "contrib/access/test_access", "nginx/test_limits", "nginx/test_unread",
-    "test_examples", "test_poison", "contrib/views/test_reading", "spool/test_disk", "contrib/views/test_refresh",
+    "contrib/test_histories", "proving/test_drill", "proving/test_cells", "contrib/kafka/test_kafka",
+    "contrib/destinations/test_engines",
+    "contrib/formats/test_influxdb", "contrib/formats/test_prometheus", "contrib/page/test_page",
+    "contrib/formats/test_syslog", "run/test_balancer", "contrib/formats/test_refusals",
+    "contrib/formats/test_lost_answers", "test_pythons", "run/test_services", "contrib/sentinel/test_failover",
+    "fastlane/test_fastlane", "run/test_up", "test_worker", "contrib/views/test_follower",
+    "contrib/access/test_senders", "run/test_reload", "contrib/formats/test_batches", "ops/test_sluice",
+    "contrib/postgres/test_postgres", "contrib/postgres/test_postgres_backup", "ops/test_backup",
+    "contrib/destinations/test_parquet", "contrib/access/test_access", "nginx/test_limits",
+    "contrib/views/test_unread", "test_examples", "test_poison", "contrib/views/test_reading", "spool/test_disk",
+    "contrib/views/test_refresh",
 ]  # fmt: skip
 
 

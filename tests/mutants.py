@@ -16,7 +16,6 @@ import concurrent.futures
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +28,9 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 
+from support.changed_copies import copy_tree, failing
+
 ROOT = Path(__file__).resolve().parents[1]
-WORK = ROOT / "var/mutants"
 PATIENCE = 90.0  # seconds for tests that take less than a third of it: a program that hangs has been noticed
 # PyPy runs the same files as CPython; memory and idle time take long to measure, and no small mistake changes them
 LEFT_OUT = "not pypy and not 100_mb and not one_percent"
@@ -39,13 +39,13 @@ NUMBER = "core/NumberReplacer"  # tried at its even positions only, one more; th
 MORE = {
     "base": ["ops", "test_ingest.py"],
     "fastlane": ["test_ingest.py"],
-    "http": ["test_ingest.py", "test_serve.py"],
-    "spool": ["test_worker.py", "ops/test_look.py", "run/test_metrics.py"],
-    "streams": ["formats", "test_ingest.py"],
-    "formats": ["streams", "test_clients.py"],
-    "store": ["test_worker.py", "ops/test_sluice.py", "elsewhere"],
-    "elsewhere": ["test_worker.py"],
-    "views": ["test_serve.py"],
+    "http": ["test_ingest.py", "contrib/views/test_serve.py"],
+    "spool": ["test_worker.py", "contrib/page"],
+    "streams": ["contrib/formats", "test_ingest.py"],
+    "contrib/formats": ["streams", "test_clients.py"],
+    "store": ["test_worker.py", "ops/test_sluice.py", "contrib/destinations", "contrib/postgres"],
+    "contrib/destinations": ["test_worker.py"],
+    "contrib/postgres": ["store"],
 }
 OPERATORS = [
     *(f"core/ReplaceComparisonOperator_{old}_{new}" for old, new in (
@@ -115,7 +115,8 @@ def tests_of(path: str) -> list[str]:
     folder, *rest = Path(path).parts
     own = [f"test_{Path(path).stem}.py"]
     if folder == "sluice":
-        own = [rest[0], *MORE.get(rest[0], [])] if len(rest) > 1 else [f"test_{Path(rest[0]).stem}.py", "ops"]
+        room = "/".join(rest[: 2 if rest[0] == "contrib" else 1])
+        own = [room, *MORE.get(room, [])] if len(rest) > 1 else [f"test_{Path(rest[0]).stem}.py", "ops"]
     files = [file for name in own for file in sorted((ROOT / "tests" / name).glob("**/test_*.py"))]
     files += [ROOT / "tests" / name for name in own if (ROOT / "tests" / name).is_file()]
     files.sort(key=lambda file: Path(path).stem not in file.stem)
@@ -203,22 +204,6 @@ def meaning(code: str) -> str:
     return ast.dump(tree)
 
 
-def copy_tree(name: str) -> Path:
-    """A copy of the files under version control, and of the virtual environments, which bin/up must find up to date."""
-    tree = WORK / name
-    shutil.rmtree(tree, ignore_errors=True)
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    for name in names.rstrip("\0").split("\0"):
-        if (ROOT / name).exists():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    for name in ".venv", ".venv-pypy":
-        shutil.copytree(ROOT / name, tree / name, symlinks=True)
-        for stamp in (tree / name).glob("stamp*"):
-            stamp.write_text(stamp.read_text().replace(f"{ROOT}/", f"{tree}/"))
-    return tree
-
-
 class Trial:
     """The copies of the tree in which no tests run, and how long each set of tests takes without a mistake."""
 
@@ -233,7 +218,7 @@ class Trial:
         if tests in self.patience:
             return
         tree, began = self.trees.get(), time.monotonic()
-        if failed := failing(tree, ["-n", str(os.cpu_count()), *tests], 20 * PATIENCE):
+        if failed := failing(tree, ["-k", LEFT_OUT, "-n", str(os.cpu_count()), *tests], 20 * PATIENCE):
             sys.exit(f"sluice: {failed} fails without a mistake")
         self.trees.put(tree)
         self.patience[tests] = max(PATIENCE, 6 * (time.monotonic() - began))
@@ -245,7 +230,7 @@ class Trial:
         try:
             (tree / mutant.path).write_text(mutant.code())
             noticed = ""
-            for options in ["--fast"], []:
+            for options in ["-m", "not contract and not nightly"], ["-m", "not nightly"]:
                 noticed = noticed or twice(tree, [*options, *tests], self.patience[tuple(tests)])
         finally:
             (tree / mutant.path).write_text((ROOT / mutant.path).read_text())
@@ -258,53 +243,13 @@ class Trial:
 def twice(tree: Path, tests: list[str], patience: float) -> str:
     """Run tests until one fails that fails again alone. Returns: its name, "time", or "" if there is none."""
     unsure: list[str] = []
-    while "::" in (failed := failing(tree, [*(f"--deselect={test}" for test in unsure), *tests], patience)):
+    while "::" in (
+        failed := failing(tree, ["-k", LEFT_OUT, *(f"--deselect={test}" for test in unsure), *tests], patience)
+    ):
         if failing(tree, [failed], patience):
             break
         unsure.append(failed)
     return failed
-
-
-def failing(tree: Path, tests: list[str], patience: float) -> str:
-    """Run tests until one fails. Returns: its name, "" if all pass, "time" if they take too long."""
-    command = [
-        ".venv/bin/python", "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-        "-p", "no:hypothesispytest",  # hypothesis works without it, and its import is slow
-        "-k", LEFT_OUT, *tests,
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("INGEST_")},
-    )  # fmt: skip
-    try:
-        said, _ = process.communicate(timeout=patience)
-    except subprocess.TimeoutExpired:
-        return "time"
-    finally:
-        end(tree, process)
-    if process.returncode in (0, 5):  # 5: no test is left
-        return ""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return found[1].partition("[")[0] if found else "tests that cannot start"  # with all its parameters
-
-
-def end(tree: Path, process: subprocess.Popen[str]) -> None:
-    """End the tests and every server that they left, which runs in the copy of the tree."""
-    process.poll()
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGINT)  # pytest ends its servers
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.readlink(entry / "cwd") == str(tree):
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:  # it has ended, or belongs to another user
-                pass
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 from proving import harness
 from proving.harness import ROOT, Server, get, poll, post
 from sluice.registry import contributions
+from support.folders import ALL
 
 FOLDERS = sorted(path.parent.name for path in (ROOT / "sluice/contrib").glob("*/register.py"))
+WHOLE_OR_ONE = ["", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOLDERS)]
 VARIABLES = "import json; from sluice import settings; print(json.dumps(settings.variables()))"
 
 
@@ -33,6 +36,20 @@ def checkout_without(folder: str, at: Path) -> Path:
     return at
 
 
+def with_own_packages(root: Path) -> Path:
+    """Copy the virtual environments, too: bin/provision would make others if they were links."""
+    for venv in ".venv", ".venv-pypy":
+        if (root / venv).exists():
+            found = (root / venv).resolve()
+            (root / venv).unlink()
+            shutil.copytree(found, root / venv, symlinks=True)
+            for file in [*(root / venv).glob("stamp*"), *(root / venv / "bin").iterdir()]:
+                text = b"" if file.is_symlink() else file.read_bytes()
+                if os.fsencode(found) in text and b"\0" not in text:
+                    file.write_bytes(text.replace(os.fsencode(found), os.fsencode(root / venv)))
+    return root
+
+
 def output(root: Path, env: dict[str, str], *words: str) -> str:
     done = subprocess.run([sys.executable, *words], cwd=root, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -45,7 +62,7 @@ def stored(home: Path) -> list[tuple[str]]:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("folder", ["", *(pytest.param(name, marks=pytest.mark.nightly) for name in FOLDERS)])
+@pytest.mark.parametrize("folder", WHOLE_OR_ONE)
 def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder: str, tmp: Path) -> None:
     root, home = checkout_without(folder, tmp / "checkout"), tmp / "home"
     home.mkdir(mode=0o700)
@@ -66,3 +83,39 @@ def test_without_a_folder_of_contrib_what_remains_takes_stores_and_shows(folder:
         assert not {f"    {verb} " for verb in each.verbs if f"    {verb} " in helped}
         replaced = {"INGEST_WORKERS"}  # the core has it, too
         assert not {f"INGEST_{name.upper()}" for name in each.settings} - replaced & set(variables)
+
+
+def pytest_in(root: Path, tmp: Path, *words: str, seconds: int) -> subprocess.CompletedProcess[str]:
+    """Run the tests of the core that are in a checkout, as bin/test --core does."""
+    command = [str(root / ".venv/bin/python"), "-m", "pytest", "-q", "--ignore", "tests/contrib", *words]
+    env = harness.environment(tmp / "home")
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=seconds)
+
+
+def test_the_tests_know_the_folders_of_contrib() -> None:
+    assert set(FOLDERS) <= set(ALL)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("folder", WHOLE_OR_ONE)
+def test_without_a_folder_of_contrib_the_tests_of_the_core_can_be_imported(folder: str, tmp: Path) -> None:
+    root = checkout_without(folder, tmp / "checkout")
+    done = pytest_in(root, tmp, "--collect-only", "tests", seconds=280)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.nightly
+def test_without_contrib_the_tests_of_the_core_pass(tmp: Path) -> None:
+    """Those of the tiers unit and contract, but this module. They take ten minutes."""
+    root = with_own_packages(checkout_without("", tmp / "checkout"))
+    words = "-m", "not nightly", "--ignore", "tests/test_deletions.py", "-n", "5", "--dist", "loadfile"
+    done = pytest_in(root, tmp, *words, "-o", "faulthandler_timeout=0", "tests", seconds=3000)
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+@pytest.mark.nightly
+def test_without_contrib_the_types_and_the_style_of_what_remains_are_right(tmp: Path) -> None:
+    root = checkout_without("", tmp / "checkout")
+    for command in (["ruff", "check"], ["ruff", "format", "--check"], ["mypy", "--no-warn-unused-ignores"]):
+        done = subprocess.run([root / ".venv/bin" / command[0], *command[1:]], cwd=root, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:]

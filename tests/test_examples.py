@@ -27,6 +27,7 @@ import tomllib
 
 from proving import harness
 from proving.harness import ROOT, Server, ask, chain, get, installation, post, redis_server, short_tmp
+from support.folders import needs
 from support.runtimes import RUNTIMES
 
 pytestmark = pytest.mark.contract
@@ -56,6 +57,7 @@ def all_stored(server: Server, poll_name: str, count: int) -> bool:
     return sorted(ask(server.home, sql)) == [(str(n),) for n in range(count)]
 
 
+@needs("formats")
 def test_a_sender_of_cloudevents_asks_first_and_its_binary_events_have_their_time(up: Server) -> None:
     asked = b"OPTIONS /orders HTTP/1.1\r\nHost: localhost\r\nWebHook-Request-Origin: events.example\r\n\r\n"
     status, headers, _ = harness.request(up.port, asked)
@@ -69,6 +71,7 @@ def test_a_sender_of_cloudevents_asks_first_and_its_binary_events_have_their_tim
     assert first == "2026-01-01T12:00:00.000Z" < second
 
 
+@needs("formats")
 def test_firehose_delivers_to_a_stream_of_ones_own(up: Server) -> None:
     data = base64.b64encode(b'{"sku":"delivered"}\n').decode()
     body = json.dumps({"requestId": "ed4a", "timestamp": 1767268800000, "records": [{"data": data}] * 2}).encode()
@@ -179,6 +182,7 @@ def test_the_javascript_client_waits_for_retry_after_and_throws_rejected_on_a_4x
     assert all_stored(slow, "js", count)
 
 
+@needs("formats")
 def test_telegrafs_configuration_posts_to_a_path_that_accepts_its_format(up: Server) -> None:
     (output,) = tomllib.loads((EXAMPLES / "telegraf.conf").read_text())["outputs"]["influxdb"]
     assert output["skip_database_creation"] is True
@@ -189,6 +193,7 @@ def test_telegrafs_configuration_posts_to_a_path_that_accepts_its_format(up: Ser
     assert poll(lambda: ask(up.home, "SELECT value FROM metrics WHERE field = 'usage_idle'")) == [(97.5,)]
 
 
+@needs("formats")
 def test_the_owntracks_configuration_stores_positions_of_its_device(up: Server) -> None:
     settings = json.loads((EXAMPLES / "owntracks.otrc").read_text())
     assert (settings["_type"], settings["mode"]) == ("configuration", 3)  # 3: HTTP
@@ -214,6 +219,7 @@ def test_a_user_defined_stream_takes_ten_lines(up: Server) -> None:
     assert all(line in printed for line in lines)  # the README shows these files
 
 
+@needs("views")
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_feed_of_notifications_has_the_last_100_different_ones_newest_first(runtime: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from proving.harness import ROOT
 from sluice.streams.unique import DECIDING
+from support.folders import needs
 
 
 def programs(interpreter: str) -> set[str]:
@@ -97,6 +98,7 @@ def test_the_loop_of_every_thread_goes_on_after_any_exception() -> None:
     assert wrong == []
 
 
+@needs("formats")
 def test_a_header_field_that_a_decoder_reads_decides_what_a_body_means() -> None:
     """Or else two bodies that mean different things would be one. Another encoding has other bytes anyway."""
     read = set()

@@ -15,6 +15,7 @@ import pytest
 
 from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, free_port, get, poll, post, running, short_tmp
+from support.folders import needs
 
 pytestmark = pytest.mark.nightly
 
@@ -49,6 +50,7 @@ def test_every_module_compiles_without_a_warning(version: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@needs("views")
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_bin_up_runs_in_a_new_clone_with_the_python_that_is_chosen(version: str, tmp: Path) -> None:
     clone, port = tmp / "clone", free_port()

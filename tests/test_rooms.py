@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from proving.harness import ROOT
+from support.folders import lacks
 
 TOUR = (ROOT / "docs/TOUR.md").read_text()
 PROGRAMS = [ROOT / name for name in ("gunicorn.conf.py", "ingest.py", "worker.py")]
@@ -50,7 +51,9 @@ def room(name: str) -> str:
 def drawing() -> dict[str, list[str]]:
     """The drawing in the tour: room -> the rooms that it imports."""
     (block,) = re.findall(r"^## What imports what\n(?:\n|\S.*\n)*((?:    .*\n)+)", TOUR, re.M)
-    return {first: others for first, *others in (line.split() for line in block.splitlines())}
+    drawn = {first: others for first, *others in (line.split() for line in block.splitlines())}
+    here = {first: others for first, others in drawn.items() if not lacks(first)}
+    return {first: [other for other in others if not lacks(other)] for first, others in here.items()}
 
 
 def rooms() -> dict[str, set[str]]:

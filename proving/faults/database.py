@@ -18,8 +18,6 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from proving.store import Postgres, Sqlite, Store
-from sluice.contrib.views import Tally
-from sluice.contrib.views.contract import kept
 from sluice.spool.contract import LEASE_SECONDS
 
 
@@ -293,6 +291,11 @@ def file_swapped(scene: Scene) -> str:
 
 def renew_views(site: Site) -> None:
     """Wait until the views are those of a restored database; drop the tallies, which would last for their period."""
+    if not site.views:
+        return
+    from sluice.contrib.views import Tally
+    from sluice.contrib.views.contract import kept
+
     tallies = [kept(path, view, "*") for path, view in site.views.items() if isinstance(view, Tally)]
 
     def forget() -> bool:
@@ -300,6 +303,5 @@ def renew_views(site: Site) -> None:
             site.views_redis.delete("", *site.views_redis.scan_iter(pattern))
         return True
 
-    if site.views:
-        wait(forget, 60, "the views' Redis answers")
-        wait(lambda: not any(site.different().values()), 120, "the views are those of the restored database")
+    wait(forget, 60, "the views' Redis answers")
+    wait(lambda: not any(site.different().values()), 120, "the views are those of the restored database")

@@ -12,9 +12,6 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped
 from proving.read import TRAIL, TRAIL_CAP
 from proving.site import wait
-from sluice.contrib.views import Tally
-from sluice.contrib.views.contract import HOLDER, REBUILD, prefix, state
-from sluice.contrib.views.kinds import feed
 
 
 @fault("views-flush", "FLUSHALL: the views' Redis is empty", views=True)
@@ -37,6 +34,9 @@ def views_full(scene: Scene) -> str:
 
 @fault("views-rebuild", "every view is rebuilt; the drill does not wait for it", views=True)
 def views_rebuild(scene: Scene) -> str:
+    from sluice.contrib.views import Tally
+    from sluice.contrib.views.contract import REBUILD
+
     paths = [path for path, view in scene.site.views.items() if not isinstance(view, Tally)]
     wait(lambda: scene.site.views_redis.sadd(REBUILD, *paths) >= 0, 60, "the views' Redis answers")
     return ""
@@ -44,6 +44,8 @@ def views_rebuild(scene: Scene) -> str:
 
 @fault("follower-lease", "SIGSTOP to the follower until another one has taken over its lease", views=True)
 def follower_lease(scene: Scene) -> str:
+    from sluice.contrib.views.contract import HOLDER
+
     site, client = scene.site, scene.site.views_redis
     pid = site.parents("follower")[0]
     before = wait(lambda: client.get(HOLDER), 60, "a follower")
@@ -69,6 +71,9 @@ def replay(scene: Scene) -> str:
 
 @fault("views-lose", "removes an item of a feed: the drill must report it", views=True, proof=True)
 def views_lose(scene: Scene) -> str:
+    from sluice.contrib.views.contract import prefix, state
+    from sluice.contrib.views.kinds import feed
+
     client, path = scene.site.views_redis, TRAIL
     generation: Any = wait(lambda: client.get(state(path)), 60, "a trail")
     pattern = prefix(path, generation.decode()) + "*"

@@ -18,7 +18,7 @@ from gunicorn.workers.ggevent import GeventWorker
 from sluice.fastlane.connection import READ_BYTES, Connection
 from sluice.fastlane.interface import MAX_BODY_BYTES
 
-LETTERS = re.compile(rb"[A-Z]+ /[!-~]*\?[!-~\x80-\xff]* HTTP/1\.[01]")  # a request line with letters in its query
+LETTERS = re.compile(rb"[A-Z]+ /[!->@-~]*\?[!-~\x80-\xff]* HTTP/1\.[01]")  # a request line with letters in its query
 MAX_BODIES = 4  # of up to MAX_BODY_BYTES that are read at a time; a longer one is read alone
 # What a client is told whose request gunicorn rejects, by status
 DETAILS = {

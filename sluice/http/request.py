@@ -30,7 +30,7 @@ CREDENTIALS = (
 )  # fmt: skip
 # Fields of a whole head that are taken away: credentials, and what describes how the body came
 LEFT_OUT = re.compile(
-    rb"^(?:%b|Transfer-Encoding):.*\r\n" % "|".join(CREDENTIALS).encode(), re.IGNORECASE | re.MULTILINE
+    rb"^(?:%b|Transfer-Encoding):[^\n]*\n" % "|".join(CREDENTIALS).encode(), re.IGNORECASE | re.MULTILINE
 )
 NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, "Transfer-Encoding")}
 MAX_KEPT_HEADS = 1024  # 1 kB each

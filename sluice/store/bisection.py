@@ -53,6 +53,9 @@ class Bisection:
 
 def split(bodies: Bodies, size: int) -> Iterator[list[Body]]:
     """The bodies in lists of so many records and rejects; a body may be in several."""
+    if sum([len(body.records) + len(body.rejects) for body in bodies]) <= size:
+        yield [*bodies]
+        return
     piece: list[Body] = []
     room = size
     for body in bodies:

@@ -59,37 +59,35 @@ def decode_claim(
     """
     bodies, without_rows = list[Body](), Counter[str]()
     decode, add, monotonic = stream.decode, bodies.append, time.monotonic
-    due, look_at = monotonic() + seconds, monotonic() + bounds.LOOK_SECONDS
-    blocks, held = sys.getallocatedblocks(), 0
-    for seq, received, item in arrivals(claim, items):
-        try:
-            decoded = decode(item, limits) if seq % SAMPLE else timed(stream, item, limits, times)
-            records, rejects = decoded.records, decoded.rejects
-        except BaseException as error:  # a user's decoder may raise anything, and return anything
-            decoded = failed(stream.name, item, error)
-            records, rejects = decoded.records, decoded.rejects
-        count = len(records) + len(rejects)
-        add(Body(seq, received, item, records, rejects, count == 1))
-        if count != 1 or decoded.without_rows:  # of the others, a claim has few enough
-            held += decoded.size * bounds.TEXT_FACTOR + count * bounds.RECORD_BYTES
-            without_rows.update(decoded.without_rows)
-        now = monotonic()
-        if now >= due or held >= bounds.HELD_BYTES:
-            break
-        if now >= look_at:
-            if sys.getallocatedblocks() - blocks > bounds.HELD_BLOCKS:
-                break
-            look_at = now + bounds.LOOK_SECONDS
+    began = look_at = monotonic()
+    blocks, held, full = sys.getallocatedblocks(), 0, False
+    for received, numbered in arrivals(claim, items):
+        for seq, item in numbered:
+            try:
+                decoded = decode(item, limits) if seq % SAMPLE else timed(stream, item, limits, times)
+                records, rejects = decoded.records, decoded.rejects
+            except BaseException as error:  # a user's decoder may raise anything, and return anything
+                decoded = failed(stream.name, item, error)
+                records, rejects = decoded.records, decoded.rejects
+            count = len(records) + len(rejects)
+            add(Body(seq, received, item, records, rejects, count == 1))
+            if count != 1 or decoded.without_rows:  # of the others, a claim has few enough
+                held += decoded.size * bounds.TEXT_FACTOR + count * bounds.RECORD_BYTES
+                full = held >= bounds.HELD_BYTES
+                without_rows.update(decoded.without_rows)
+            if full or (now := monotonic()) >= look_at:
+                if full or now - began >= seconds or sys.getallocatedblocks() - blocks > bounds.HELD_BLOCKS:
+                    return Group(bodies, seq + 1, without_rows)
+                look_at = now + min(bounds.LOOK_SECONDS, seconds)
     return Group(bodies, bodies[-1].seq + 1, without_rows)
 
 
-def arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The sequence number, the time of arrival and the item of each body."""
+def arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, Iterator[tuple[int, bytes]]]]:
+    """Each time of arrival, with the sequence number and the item of each body that has it."""
     first, end = claim.first, claim.first + len(items)
     while first < end:
         received, until = claim.received(first)
-        for seq, item in enumerate(items[first - claim.first : until - claim.first], first):
-            yield seq, received, item
+        yield received, enumerate(items[first - claim.first : until - claim.first], first)
         first = until
 
 

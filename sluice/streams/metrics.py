@@ -134,6 +134,8 @@ class MetricsDecoder(JsonDecoder):
             return (self.form(bodies.form(body, budget.limits), message, budget),)
         if form := typed_form(body, message, budget, ("name",)):
             return (self.form(form, message, budget),)
+        if not self.texts:
+            return super().text(body, message, budget)
         return chain.from_iterable(load(decoder)(body, None, budget) for decoder in self.texts)
 
     @override

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -12,15 +11,13 @@ import resource
 import signal
 import socket
 import struct
-import termios
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -33,7 +30,6 @@ from proving.harness import (
     Server,
     answer,
     connect,
-    free_port,
     gateway,
     poll,
     post,
@@ -41,58 +37,16 @@ from proving.harness import (
     short_tmp,
     stopped,
 )
-from sluice.contrib.kafka.lane import KafkaLane
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE
-from sluice.fastlane.loop import FastLane
 from support import generated_requests
+from support.lane_clients import CHUNKED, CODED, Client, Site, Where, memory, plain, site, unread
 from support.runtimes import RUNTIMES
 
 pytestmark = pytest.mark.contract
 
-Where = int | Path
-
 
 # --- the servers -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Site:
-    """A gateway that listens on a Unix socket and on a port."""
-
-    server: Server
-    port: int
-
-    def __getitem__(self, kind: str) -> Where:
-        return self.port if kind == "tcp" else self.server.socket
-
-    def workers(self) -> list[int]:
-        """The pids of the master's worker processes."""
-        master = self.server.pid
-        return [int(pid) for pid in Path(f"/proc/{master}/task/{master}/children").read_text().split()]
-
-    def worker(self) -> int:
-        poll(lambda: len(self.workers()) == 1)
-        return self.workers()[0]
-
-
-@contextlib.contextmanager
-def site(
-    app: str = "support.wsgi_apps:echo",
-    *args: object,
-    runtime: str = "cpython",
-    redis: Server | None = None,
-    **env: object,
-) -> Iterator[Site]:
-    with short_tmp() as tmp:
-        port = free_port()
-        binds = ("-b", f"unix:{tmp}/run/gateway-0.sock", "-b", f"127.0.0.1:{port}")
-        arguments = (*binds, "--pythonpath", ROOT / "tests", *args, app)
-        with gateway(tmp, redis, runtime, env=env, args=arguments) as server:
-            yield Site(server, port)
-
-
-READER = "sluice.contrib.views.lane.ReaderLane"  # whose answers may be heavy
 
 
 @pytest.fixture(scope="module", params=RUNTIMES)
@@ -106,13 +60,6 @@ def echo(request: pytest.FixtureRequest) -> Iterator[Site]:
 def odd() -> Iterator[Site]:
     with site("support.wsgi_apps:odd") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def postponed() -> Iterator[Path]:
-    """The socket of a site with Kafka's lane, whose answers are not ready at once."""
-    with site("support.wsgi_apps:postponed", "-k", "sluice.contrib.kafka.lane.KafkaLane") as running:
-        yield running.server.socket
 
 
 class Redis:
@@ -172,89 +119,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 # --- the clients -----------------------------------------------------------------------------------------------------
 
 
-class Client:
-    """One connection and its answers."""
-
-    def __init__(self, where: Where, seconds: float = 20, receive: int = 0) -> None:
-        if receive and isinstance(where, int):  # TCP's window scale is negotiated at connect
-            self.sock = socket.socket()
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
-            self.sock.settimeout(seconds)
-            self.sock.connect(("127.0.0.1", where))
-        else:
-            self.sock = connect(where, seconds)
-            if receive:
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
-        if isinstance(where, int):
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.file: BinaryIO = self.sock.makefile("rb")
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.file.close()
-        self.sock.close()
-
-    def send(self, data: bytes) -> None:
-        self.sock.sendall(data)
-
-    def try_to_send(self, data: bytes) -> None:
-        """Send until the connection ends."""
-        with contextlib.suppress(OSError):
-            self.sock.sendall(data)
-
-    def send_apart(self, *parts: bytes) -> None:
-        """Send each part after the server has read the previous one (over TCP: acknowledged it)."""
-        for part in parts:
-            self.sock.sendall(part)
-            poll(lambda: unread(self) == 0, interval=0.001)
-
-    def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """The next answer. Raises: EOFError if there is none, or an incomplete one."""
-        lines: list[str] = []
-        while (line := self.file.readline()) != b"\r\n":
-            if not line.endswith(b"\r\n"):
-                raise EOFError(f"ended after {lines + [line]}")
-            lines.append(line.decode("latin-1"))
-        version, code, *_ = lines[0].split()
-        assert version in ("HTTP/1.0", "HTTP/1.1")
-        status = int(code)
-        if status == 100:
-            return self.answer()
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        if status == 204:
-            assert "content-length" not in headers
-            return status, headers, b""
-        size = int(headers["content-length"])
-        body = self.file.read(size)
-        if len(body) < size:
-            raise EOFError(f"ended after {body!r}")
-        return status, headers, body
-
-    def echo(self) -> dict[str, Any]:
-        """The next answer of apps.echo."""
-        status, _, body = self.answer()
-        assert status == 200, body
-        said: dict[str, Any] = json.loads(body)
-        return said
-
-    def ended(self) -> bool:
-        """Whether the server closes without sending more."""
-        return self.file.read(1) == b""
-
-
-def plain(body: bytes = b"x", path: str = "/votes", *fields: str) -> bytes:
-    """A request for the fast lane."""
-    head = "".join(f"{line}\r\n" for line in (f"POST {path} HTTP/1.1", "Host: localhost", *fields))
-    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-CODED = b"POST /slow HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
-CHUNKED = CODED + b"\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
 BIG = bytes(random.Random(1).randbytes(3 << 20))
 SLOW = {
     "chunks": (CHUNKED, b"abcde"),
@@ -377,39 +241,6 @@ def test_many_concurrent_large_bodies_take_bounded_memory(size: int, path: str, 
         assert redis_client.Redis(unix_socket_path=str(private.socket)).llen("ingest:{votes}") == 1 + count
 
 
-def test_many_large_answers_of_one_turn_take_bounded_memory() -> None:
-    """Their clients read, as nginx does, but not before the loop has gone on."""
-    with site("support.wsgi_apps:odd", "-k", READER) as running:
-        worker, count = running.worker(), 100
-        clients = [Client(running["unix"]) for _ in range(count)]
-        readers = [threading.Thread(target=client.answer) for client in clients]
-        before = memory(worker, "VmHWM")
-        with stopped(worker):
-            for client, reader in zip(clients, readers):
-                client.send(plain(b"", "/large"))
-                reader.start()
-        for client, reader in zip(clients, readers):
-            reader.join()
-            client.close()
-        assert memory(worker, "VmHWM") - before < 48 << 20  # UNSENT_BYTES, and as many in the making
-
-
-def test_large_answers_that_nobody_takes_take_bounded_memory_and_keep_nobody_waiting_for_long() -> None:
-    with site("support.wsgi_apps:odd", "-k", READER) as running:
-        worker, count = running.worker(), 40
-        clients = [Client(running["unix"]) for _ in range(count)]
-        before = memory(worker, "VmHWM")
-        with stopped(worker):
-            for client in clients:
-                client.send(plain(b"", "/large"))
-        with Client(running["unix"]) as other:
-            other.send(plain(b"", "/eager"))
-            assert other.answer()[2] == b"eager"
-        assert memory(worker, "VmHWM") - before < 48 << 20
-        for client in clients:
-            client.close()
-
-
 @pytest.mark.parametrize("how", ["completes", "is truncated"])
 def test_waiting_bodies_are_admitted_when_those_before_them_end(
     ingest: Site, redis: Redis, kind: str, how: str
@@ -456,12 +287,6 @@ def test_a_waiting_body_is_not_read_after_the_answers_before_it_are_sent(echo: S
             assert one.echo()["crc"] == zlib.crc32(bytes(1 << 20))
         client.send(rest[10_000:])
         assert client.echo()["crc"] == zlib.crc32(bytes(1 << 20))
-
-
-def unread(client: Client) -> int:
-    """The data that the server has not read (over TCP: not acknowledged), in bytes of kernel memory."""
-    size: int = struct.unpack("i", fcntl.ioctl(client.sock, termios.TIOCOUTQ, b"\0" * 4))[0]
-    return size
 
 
 def test_a_long_body_delays_no_other_that_fits_beside_it(echo: Site, kind: str) -> None:
@@ -558,11 +383,6 @@ def cpu(pid: int) -> float:
     """A process's CPU time in seconds."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def memory(pid: int, key: str = "VmRSS") -> int:
-    """A process's resident memory in bytes; key: VmHWM for its maximum so far."""
-    return int(Path(f"/proc/{pid}/status").read_text().partition(key + ":")[2].split()[0]) << 10
 
 
 def descriptors(pid: int) -> int:
@@ -900,34 +720,6 @@ def test_nothing_is_read_from_a_client_whose_answer_is_not_ready(odd: Site) -> N
         assert [client.answer()[2] for _ in range(2)] == [b"later", b"a"]
 
 
-def test_posts_that_are_answered_later_delay_only_their_own_clients_in_both_lanes(postponed: Path) -> None:
-    with Client(postponed) as fast, Client(postponed) as slow, Client(postponed) as other:
-        fast.send(plain(path="/waits"))
-        slow.send(CHUNKED.replace(b"slow", b"waits"))
-        for path in "/", "/", "/", "/release":
-            other.send(plain(path=path))
-            assert other.answer()[2] == b"plain"
-        assert [client.answer()[2] for client in (fast, slow)] == [b"later", b"later"]
-
-
-def test_a_turn_with_several_requests_for_kafka_waits_for_those_of_other_clients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    turns: list[list[int]] = []
-
-    def read(lane: Any, ready: list[tuple[int, int]]) -> None:
-        turns.append([fd for fd, _ in ready])
-        lane.pending += [(SimpleNamespace(fd=fd),) for fd, _ in ready]
-
-    monkeypatch.setattr(FastLane, "read", read)
-    lane = KafkaLane.__new__(KafkaLane)
-    lane.poller = SimpleNamespace(poll=lambda timeout: [(2, 1), (9, 1)])
-    for ready in [1, 2], [1, 2, 3]:
-        lane.pending = []
-        lane.read([(fd, 1) for fd in ready])
-    assert turns == [[1, 2], [1, 2, 3], [9]]
-
-
 def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> None:
     worker = odd.worker()
     with Client(odd[kind]) as other:
@@ -971,21 +763,6 @@ def test_a_tick_that_raises_is_logged_and_does_not_end_the_process() -> None:
         poll(lambda: running.server.said().count("Error in the application's tick") >= 2)
         assert post(running.server.socket, "/", b"x")[0] == 200
         assert running.worker() == worker
-
-
-def test_an_error_while_answers_wait_for_kafka_is_logged_and_does_not_end_the_wait() -> None:
-    lane = KafkaLane.__new__(KafkaLane)
-    logged: list[str] = []
-    lane.log, lane.held, lane.slow_count = SimpleNamespace(exception=logged.append), {None: None}, 1  # type: ignore
-
-    def broken() -> None:
-        if logged:
-            lane.held = {}
-        raise RuntimeError("the poller fails")
-
-    lane.again = broken  # type: ignore[method-assign]
-    lane.retry()
-    assert (logged, lane.slow_count) == (["Error in the loop"] * 2, 0)
 
 
 def test_routes_that_share_a_headers_list_keep_their_own_status(redis: Redis, tmp: Path) -> None:
@@ -1387,8 +1164,8 @@ def test_a_refusal_of_one_stream_does_not_affect_another_in_the_same_commit(redi
         poll(lambda: post(server.socket, "/votes", b"x")[0] == 503)
         before = redis.pushes()
         with Client(server.socket) as client:
-            client.send(b"".join(plain(path=path) for path in ("/votes", "/gps", "/votes", "/write", "/metrics")))
-            assert [client.answer()[0] for _ in range(5)] == [503, 200, 503, 204, 200]
+            client.send(b"".join(plain(path=path) for path in ("/votes", "/gps", "/votes", "/metrics", "/metrics")))
+            assert [client.answer()[0] for _ in range(5)] == [503, 200, 503, 200, 200]
         assert redis.pushes() - before == 2
     assert redis.items("gps") == [b"x"] and len(redis.items("metrics")) == 2
 

@@ -56,8 +56,8 @@ LATE = (
     "prometheus",
     "reports",
 )
-for name in (*(f"formats.{name}" for name in LATE), "streams.firehose"):
-    importlib.import_module(f"sluice.{name}")
+for name in (*LATE, "firehose"):
+    importlib.import_module(f"sluice.contrib.formats.{name}")
 LIMITS = registry.limits(settings.load({}))
 UNNAMED = "any", "gps", "overland", "owntracks", "traccar"
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from proving.harness import ROOT
+from support.folders import needs
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, needs("formats")]
 
 CORPUS = ROOT / "tests/fuzz/corpus"
 TARGETS = sorted(file.stem for file in CORPUS.iterdir())

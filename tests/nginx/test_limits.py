@@ -23,6 +23,7 @@ from sluice.run import configure
 from sluice.spool import inlet
 from sluice.spool.inspector import Inspector
 from sluice.streams.built_in import STREAMS
+from support.folders import needs
 
 poll = harness.poll
 HEAD = b"Host: localhost\r\n"
@@ -525,6 +526,7 @@ def test_the_table_has_these_rows_in_this_order() -> None:
 
 
 @pytest.mark.contract
+@needs("access", "formats", "views")
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.__name__)
 def test_a_limit_holds_and_other_clients_are_served(
     limit: Callable[[Site], str], site: Site, record_property: Callable[[str, object], None]

@@ -12,6 +12,7 @@ import pytest
 
 from proving.harness import PATIENCE, Answer, Server, connect, installation, poll, post, request
 from sluice.run.configure import has_ipv6
+from support.folders import needs
 
 pytestmark = pytest.mark.contract
 
@@ -126,6 +127,7 @@ def read(up: Server, target: str, headers: dict[str, str]) -> Answer:
     return answer
 
 
+@needs("access", "views")
 def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
     (tmp / "own.py").write_text(OWN)
     (tmp / "keys").touch(0o600)

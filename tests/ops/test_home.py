@@ -97,6 +97,19 @@ def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(
     assert "purged" not in sluice(tmp, "status")[1]
 
 
+def test_no_verb_opens_a_database_without_asking_whose_it_is() -> None:
+    """`restore` opens the one that it has just written."""
+    modules = [
+        *(ROOT / "sluice/ops").glob("*.py"),
+        *(ROOT / "sluice/contrib").rglob("verb.py"),
+        ROOT / "sluice/ledger.py",
+    ]
+    opening = {path.name for path in modules if "open_store(" in path.read_text()}
+    asking = {path.stem for path in modules if "open_own(" in path.read_text()}
+    assert opening == {"restore.py"}
+    assert asking >= {"dead", "replay", "discard", "bury", "expire", "status", "backup", "restore", "ledger"}
+
+
 def test_a_start_with_another_database_makes_it_the_one_of_the_cell(tmp: Path, redis: Server) -> None:
     start(tmp)
     burst(tmp)

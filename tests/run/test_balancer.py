@@ -23,6 +23,7 @@ from proving.balancer import haproxy, state
 from proving.harness import ROOT, Server, environment, free_port, get, installation, poll, post
 from sluice import parsers
 from sluice.run import launch
+from support.folders import needs
 from support.nginx_front import front
 
 pytestmark = pytest.mark.nightly
@@ -100,6 +101,7 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
     assert load.failed == load.again == []
 
 
+@needs("views", "page")
 def test_the_balancer_passes_on_writes_and_health_checks_but_no_reads() -> None:
     """A cell would take every reader for the balancer, which may be on its machine."""
     reads = ["/status", "/status/", "//status/", "/%73tatus/status.json", "/status/metrics", "/gps/latest?device=a",

@@ -40,17 +40,21 @@ from proving.harness import (
 )
 from sluice import registry, settings
 from sluice.run import configure, programs, reload, services
+from support.folders import has, needs, whole
 from support.posting_clients import Load
 
 UNITS = (
     "sluice-gateway.service", "sluice-worker@1.service", "nginx.service", "redis-server@sluice.service",
-    "sluice-metrics.service", "sluice-page.service", "sluice-views.service", "sluice-follower.service",
-    "sluice-reader.service", "sluice-scale.service",
+    *["sluice-metrics.service", "sluice-page.service"] * has("page"),
+    *["sluice-views.service", "sluice-follower.service", "sluice-reader.service"] * has("views"),
+    *["sluice-scale.service"] * has("autoscale"),
 )  # fmt: skip
+GATEWAYS = ["gateway", *["reader"] * has("views")]
 EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which calls this OK
 EVERY = {
     "INGEST_RUNTIME": "pypy", "INGEST_STORE": "postgresql://host/database", "INGEST_SPOOL": "rediss://u:p@host:6379"
 }  # fmt: skip
+ENVS = [{}, pytest.param(EVERY, marks=needs("postgres"))]
 
 
 def installed(tmp: Path, env: dict[str, str]) -> Path:
@@ -70,15 +74,15 @@ def analyze(units: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
+@pytest.mark.parametrize("env", ENVS, ids=["as it comes", "pypy and postgresql"])
 def test_systemd_analyze_accepts_the_units(env: dict[str, str], tmp: Path) -> None:
-    names = "sluice.target", "sluice-gateway.socket", "sluice-reader.socket", *UNITS
+    names = "sluice.target", *(f"sluice-{name}.socket" for name in GATEWAYS), *UNITS
     done = analyze(installed(tmp, env), "verify", "--man=no", *names)
     assert (done.returncode, done.stderr + done.stdout) == (0, "")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("env", [{}, EVERY], ids=["as it comes", "pypy and postgresql"])
+@pytest.mark.parametrize("env", ENVS, ids=["as it comes", "pypy and postgresql"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str], tmp: Path) -> None:
     done = analyze(installed(tmp, env), "security", "--offline=true", f"--threshold={EXPOSED * 10:.0f}", unit)
@@ -88,7 +92,7 @@ def test_the_exposure_of_each_unit_is_ok_or_better(unit: str, env: dict[str, str
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
-@pytest.mark.parametrize("name", ["gateway", "reader"])
+@pytest.mark.parametrize("name", GATEWAYS)
 def test_gateway_and_reader_may_map_writable_code_on_pypy_only(name: str, runtime: str, tmp: Path) -> None:
     units = installed(tmp, {"INGEST_RUNTIME": runtime})
     done = analyze(units, "security", "--offline=true", "--json=short", f"sluice-{name}.service")
@@ -96,7 +100,7 @@ def test_gateway_and_reader_may_map_writable_code_on_pypy_only(name: str, runtim
     assert denied == (runtime != "pypy")
 
 
-@pytest.mark.parametrize("name", ["gateway", "reader"])
+@pytest.mark.parametrize("name", GATEWAYS)
 def test_pypy_has_the_nursery_of_bin_up_under_systemd_too(name: str, tmp: Path) -> None:
     units = services.files(settings.load(services.given("", {"INGEST_RUNTIME": "pypy"})), Path("/srv/sluice"))
     ((variable, size),) = configure.NURSERY.items()
@@ -111,6 +115,7 @@ def test_every_program_but_the_redis_of_the_list_has_a_bound_of_memory(tmp: Path
         assert any("\nMemoryMax=50%\n" in text for text in texts) == (not unit.startswith("redis-server"))
 
 
+@whole
 def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
@@ -123,6 +128,7 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     assert "/opt/sluice" not in "".join(every.values())
 
 
+@needs("destinations", "kafka")
 @pytest.mark.parametrize(
     "rows", ["clickhouse://h:8123/d", "gps=kafka://h:9092", "s3://b/p", "metrics=statsd://h:1", ""]
 )
@@ -139,6 +145,7 @@ def test_every_program_of_bin_up_has_a_unit() -> None:
     assert core | registry.declared("programs").keys() <= names
 
 
+@needs("autoscale")
 def test_every_unit_of_a_contribution_is_enabled_with_its_program() -> None:
     s = settings.load({"INGEST_WORKERS": "auto"})
     enabled = {unit for part in programs.declared(s).values() for unit in part.units}
@@ -150,6 +157,7 @@ def unit_files() -> list[Path]:
     return [path for folder in (ROOT / "deploy/systemd", *programs.unit_folders()) for path in folder.iterdir()]
 
 
+@whole
 def test_no_command_of_the_page_starts_a_service_that_is_off() -> None:
     """`restart` starts what does not run, such as sluice-scale, which is installed and only enabled when it is used."""
     page = (ROOT / "docs/OPERATING.md").read_text()
@@ -256,6 +264,7 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
     ]
 
 
+@needs("access")
 @pytest.mark.nightly
 def test_settings_that_cannot_be_used_change_nothing(system: Callable[[str], list[str]]) -> None:
     lines = system("""
@@ -373,6 +382,7 @@ def test_the_gateway_notifies_readiness_and_feeds_the_watchdog_from_its_loop(
 
 
 @pytest.mark.nightly
+@needs("views")
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_reader_and_follower_notify_readiness_and_feed_the_watchdog(runtime: str, tmp: Path, manager: Manager) -> None:
     with reader(tmp, runtime, env=manager.env()):
@@ -460,6 +470,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
         poll(lambda: connection() == "keep-alive")
 
 
+@needs("access")
 @pytest.mark.nightly
 def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Path) -> None:
     unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
@@ -492,6 +503,7 @@ def test_log_lines_go_to_the_journal_with_their_priority(tmp: Path, manager: Man
     assert any(line.startswith("<6>gunicorn.error: Starting gunicorn") for line in lines)
 
 
+@needs("views")
 @pytest.mark.nightly
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:

@@ -33,6 +33,7 @@ from sluice.spool.errors import DISK_FULL
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
 from sluice.streams.built_in import STREAMS
+from support.folders import needs
 from support.list_items import kept
 from worker import UNFIT
 
@@ -106,6 +107,7 @@ def test_a_transaction_of_sqlite_leaves_half_of_the_reserve(home: Path) -> None:
     store.close()
 
 
+@needs("formats")
 def test_a_body_that_needs_more_of_the_disk_than_there_is_is_buried_and_those_beside_it_are_stored(home: Path) -> None:
     lines = b",".join([b'["1",""]'] * 100_000)
     large = kept(b'{"streams":[{"stream":{"t":"%b"},"values":[%b]}]}' % (b"x" * 300, lines), "/loki/api/v1/push")

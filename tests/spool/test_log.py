@@ -13,7 +13,6 @@ from redis import client
 
 import worker as program
 from proving.harness import free_port, redis_server
-from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -114,32 +113,3 @@ def test_the_log_says_when_redis_is_back_and_the_next_cause(tmp: Path, caplog: p
     assert "No such file" in first
     assert back == "votes: accepting bodies again"
     assert "Connection" in second or "Error" in second
-
-
-def test_the_gateway_and_the_worker_log_why_kafka_takes_nothing(caplog: pytest.LogCaptureFixture, tmp: Path) -> None:
-    kafka = pytest.importorskip("sluice.contrib.kafka.inlet")
-    with redis_server(tmp) as redis:
-        inlet = kafka.Inlet(f"kafka://u:{SECRET}@127.0.0.1:{free_port()}", str(redis.socket), 1 << 20)
-        for _ in range(2):
-            group = inlet.append("votes", b"x")
-            inlet.commit(group)
-            assert group.refused
-    (line,) = [line for line in warnings(caplog) if line.startswith("votes: ")]
-    assert line.startswith("votes: refusing bodies: Kafka does not acknowledge. (")
-    assert "imed out" in line or "Connection refused" in line or "ransport" in line
-
-
-def test_a_broker_that_does_not_answer_is_one_reason_whichever_step_times_out() -> None:
-    kafka, admin = (pytest.importorskip(f"sluice.contrib.kafka.{name}") for name in ("inlet", "admin"))
-    confluent = pytest.importorskip("confluent_kafka")
-    inlet = kafka.Inlet("kafka://127.0.0.1:1", "/nowhere", 1 << 20)
-    reasons = set()
-    for text in "Timed out waiting for controller", "Failed while waiting for controller: Local: Timed out":
-        timed_out = confluent.KafkaError(confluent.KafkaError._TIMED_OUT, text)
-        for error in confluent.KafkaException(timed_out), TimeoutError():
-            with pytest.raises(KafkaUnavailable) as away, admin.asking():
-                raise error
-            reason, cause = inlet.told(admin.code(away.value), away.value.reason)
-            reasons.add(reason)
-            assert cause == away.value.reason
-    assert reasons == {inlet.down}

@@ -24,6 +24,8 @@ from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored
+from support.folders import needs
+from support.sqlite_store import SqliteStore
 from support.store_contract import NOON, StoreTests, body_with, claim, decoded, votes
 from support.worker_contract import WorkerTests
 
@@ -33,41 +35,6 @@ def kind_of_column(hint: Any) -> Any:
 
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
-
-
-class SqliteStore:
-    """A database file. It is opened with apsw, as the store does: two copies of SQLite release each other's locks."""
-
-    def __init__(self, tmp: Path) -> None:
-        self.path = tmp / "ingest.db"
-        self.url = f"sqlite:///{self.path}"
-
-    def ask(self, sql: str) -> list[tuple]:
-        with contextlib.closing(apsw.Connection(str(self.path))) as db:
-            db.set_busy_timeout(10_000)
-            return db.execute(sql).fetchall()
-
-    def clients(self) -> set[int]:
-        return set()  # a transaction ends with its process
-
-    def load(self, name: str) -> None:
-        self.ask((Path(__file__).parent / f"{name}.sqlite.sql").read_text())
-
-    def set_layout(self, version: int) -> None:
-        self.ask(f"PRAGMA user_version={version}")
-
-    def refuse(self, table: str, column: str, value: str) -> None:
-        self.ask(
-            f"CREATE TRIGGER t BEFORE INSERT ON {table} WHEN new.{column} = '{value}' "
-            "BEGIN SELECT RAISE(ABORT, 'not in this house'); END"
-        )
-
-    @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        with contextlib.closing(apsw.Connection(str(self.path))) as db, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sluice.store.sqlite.store.BUSY_SECONDS", 0.1)
-            db.execute("BEGIN IMMEDIATE")
-            yield
 
 
 def test_bodies_are_split_into_lists_of_so_many_records() -> None:
@@ -98,6 +65,7 @@ class TestSqlite(StoreTests):
         with short_tmp() as tmp:
             yield SqliteStore(tmp)
 
+    @needs("formats")
     def test_values_are_as_the_protocol_says(self, backend: SqliteStore, store: Store) -> None:
         lines = b'm on=t,off=false,u=18446744073709551615u,s="x" -1\nm old=1 0'
         store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))

@@ -6,17 +6,14 @@ import contextlib
 import datetime
 import enum
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
@@ -27,11 +24,6 @@ from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
 from sluice.account import shared
 from sluice.base.counters import Histogram
-from sluice.contrib.destinations.destination import Rows, Unwritable
-from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note, tell
-from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import open_elsewhere
-from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
 from sluice.store import bounds
@@ -46,6 +38,7 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Decoded, Limits, Metric, Record, Reject, Vote
 from sluice.streams.registry import Stream, stream
+from support.folders import has, needs
 
 T = TypeVar("T")
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
@@ -79,34 +72,6 @@ class Backend(Protocol):
 def patiently(call: Callable[[], T]) -> T:
     """What the call returns. It is repeated while others keep it waiting for a lock for too long, as workers do."""
     return poll(lambda: (call(),), retried=(Unavailable,))[0]
-
-
-DYING = """
-import os, signal, sys
-sys.path[:0] = sys.argv[3:]
-from support import store_contract
-from sluice import parsers
-from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import open_elsewhere
-from sluice.store.registry import open_store
-def die(*given, **more):
-    os.kill(os.getpid(), signal.SIGKILL)
-def die_after(of, name):
-    whole = getattr(of, name)
-    def call(*given, **more):
-        whole(*given, **more)
-        die()
-    setattr(of, name, call)
-elsewhere = open_elsewhere(parse_rows(sys.argv[2]), store_contract.STREAMS)
-store = open_store(sys.argv[1], store_contract.STREAMS, elsewhere=elsewhere)
-"""
-
-
-def killed(url: str, rows: str, program: str, env: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Run a program that kills itself. url, rows: of its `store`. It has `die` and `die_after`."""
-    command = [sys.executable, "-c", DYING + program, url, rows, str(ROOT), str(ROOT / "tests")]
-    done = subprocess.run(command, stderr=subprocess.PIPE, env=os.environ | env)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
 class Colour(enum.Enum):
@@ -177,11 +142,6 @@ def plainly(row: Sequence[Any]) -> dict[str, Any]:
     """A row of a parcel, with JSON that a database has as a text read."""
     found = dict(zip(STORED, row, strict=True))
     return found | {name: json.loads(found[name]) for name in AS_JSON}
-
-
-def outbox(store: Store[Any]) -> Outbox:
-    assert isinstance(store.elsewhere, Outbox)
-    return store.elsewhere
 
 
 def claim(stream: str, count: int, first: int = 1) -> Claim:
@@ -261,6 +221,7 @@ class StoreTests:
         traced = "SELECT claim, stream, first, bodies, records FROM votes JOIN batches ON batch = id"
         assert backend.ask(traced) == [(given.id, "votes", 7, 2, 2)] * 2
 
+    @needs("formats")
     def test_a_span_keeps_its_nanoseconds_and_its_events_are_json(self, backend: Backend, store: Store) -> None:
         body = b'{"trace_id":"ab","span_id":"cd","name":"n","time":1767268800,"start":1767268800000000001,'
         body += b'"duration":5,"attributes":{"a":[1]},"events":[{"name":"e"}]}'
@@ -325,8 +286,10 @@ class StoreTests:
     def test_a_metric_is_stored_with_its_tags_its_type_and_its_exact_value(
         self, backend: Backend, store: Store
     ) -> None:
-        lines = b'cpu,host=a\\ b,core=0 idle=97.25,n=9223372036854775807i,on=t,s="x y" 1767225600123456789'
-        store.persist(claim("metrics", 1), decoded(STREAMS["metrics"], [lines]))
+        values = ("idle", 97.25, "float"), ("n", 2**63 - 1, "integer"), ("on", 1, "boolean"), ("s", "x y", "string")
+        tags, time = {"host": "a b", "core": "0"}, 1_767_225_600_123_456_789
+        points = [Metric(time=time, name="cpu", tags=tags, field=f, value=v, type=t) for f, v, t in values]
+        store.persist(claim("metrics", 1), [body_with(1, NOON, b"", *points)])
         found = backend.ask("SELECT name, tags, field, type, batch, seq FROM metrics ORDER BY field")
         assert [(name, json.loads(tags), *rest) for name, tags, *rest in found] == [
             ("cpu", {"host": "a b", "core": "0"}, field, kind, 1, 1)
@@ -480,6 +443,21 @@ class StoreTests:
                 pass
             assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
         assert self.choices(backend) == [str(n) for n in range(1, 41)]
+
+    def test_a_number_between_folded_ranges_is_not_stored_until_it_is(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two claims that leave out one body are folded at once; a worker stores that body later."""
+        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
+        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+        store.persist(*votes(1, 2))
+        store.persist(*votes(4, 5, first=4))
+        assert store.fold()
+        assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == [(1, 2), (4, 5)]
+        whole = claim("votes", 5)
+        assert store.ledger("votes", claims={whole.id: 5})[:3] == (4, 0, {whole.id: 4})
+        assert store.persist(whole._replace(id=f"votes:1:{NOON + 1}"), votes(*range(1, 6))[1]) == Outcome(1, 0)
+        assert self.choices(backend) == list("12345")
 
     def test_workers_that_chose_other_boundaries_at_once_store_each_body_once(
         self, backend: Backend, monkeypatch: pytest.MonkeyPatch
@@ -717,19 +695,16 @@ class StoreTests:
 
     def test_a_database_of_layout_2_is_brought_up_to_date_once(self, backend: Backend) -> None:
         """tests/store/before_store.* are tables of commit 4e06d3b: three claims of five votes, one of them dead, two
-        folded; rows of gps that wait for their destination.
+        folded.
         """
         backend.load("before_store")
         with pytest.raises(Unavailable, match="has layout 2; a worker of this version brings it up to date"):
             open_store(backend.url, STREAMS, make=False)
-        rows = parse_rows("gps=clickhouse://u:secret@h:8123/d")
         for _ in range(2):
-            store = open_store(backend.url, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
+            store = open_store(backend.url, STREAMS)
             assert self.choices(backend) == ["a", "b", "c", "d"]
             assert store.ledger("votes", upto(5), "c1")[:2] == (5, 1)
             assert store.ledger("votes", upto(5), "c1").deleted == 7
-            with store.transaction() as db:
-                assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d", "")]
             assert store.persist(*votes("b", first=2)) == Outcome(0, 0, again=True)
             store.close()
         # the table gets the column `sender`
@@ -1123,103 +1098,6 @@ class StoreTests:
         assert store.ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6  # none lost
         assert store.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
 
-    def test_a_note_may_carry_rows(self, store: Store) -> None:
-        with store.transaction() as db:
-            note(store, db, "votes", "a", "here", 1, None)
-            note(store, db, "votes", "b", "here", 1, b"rows")
-            assert store.run(db, NOTES) == [("votes", "a", "here", ""), ("votes", "b", "here", "")]
-            assert [store.run(db, CARRIED, (name,)) for name in ("a", "b")] == [[], [(b"rows",)]]
-
-    def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, store: Store) -> None:
-        tried: list[str] = []
-
-        class Far:
-            GRACE_SECONDS = 3600.0
-            used = True
-
-            def place(self) -> str:
-                return "far"
-
-            address = place
-
-            def own(self, name: str) -> bool:
-                return name != "of another worker"
-
-            def publish(self, name: str, carried: bytes | None) -> bool:
-                tried.append(name)
-                if name == "2":
-                    raise Unwritable("away")
-                return True
-
-        names = {"1": "gps", "2": "votes", "3": "votes", "4": "logs", "of another worker": "logs"}
-        with store.transaction() as db:
-            for name, stream in names.items():
-                note(store, db, stream, name, "far", 1, None)
-        far: Any = Far()
-        store.elsewhere = Outbox({"votes": far, "logs": far})
-        with pytest.raises(Unavailable, match="away"):
-            store.elsewhere.publish(store)
-        assert tried == ["2", "4"]
-        with store.transaction() as db:
-            assert [name for _, name, *_ in store.run(db, NOTES)] == ["1", "2", "3", "of another worker"]
-        with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
-            store.persist(*votes("a"))
-        store.elsewhere = Outbox({"logs": far})
-        with pytest.raises(Unavailable, match="rows of votes wait for far: INGEST_ROWS does not name it now"):
-            store.elsewhere.publish(store)
-
-    def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
-        """A Parquet directory that cannot be made, beside one that can."""
-        (tmp_path / "file").write_text("")
-        rows = parse_rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
-        destinations = open_elsewhere(rows, STREAMS)
-        made = destinations.destinations["votes"].open(NOON)
-        made.add(1, Rows([body_with(1, NOON, b"", Vote(poll="p", choice="a"))]))
-        made.finish()
-        made.close(delete=False)
-        with store.transaction() as db:
-            note(store, db, "gps", "2026-01-01T12/a", f"parquet://{tmp_path}/file#id", 1, None)
-            note(store, db, "votes", made.name, destinations.destinations["votes"].address(), 1, None)
-        with pytest.raises(Unavailable, match="file"):
-            destinations.publish(store)
-        with store.transaction() as db:
-            assert [stream for stream, *_ in store.run(db, NOTES)] == ["gps"]
-
-    def test_what_waits_is_published_by_its_own_destination_only(self, store: Store) -> None:
-        """As after a change of INGEST_ROWS, or with another cell that has a destination of its own."""
-        sent: list[tuple[str, str]] = []
-
-        class Place:
-            GRACE_SECONDS = 0.0
-            lasting = used = True
-
-            def __init__(self, name: str) -> None:
-                self.name = name
-
-            def place(self) -> str:
-                return self.name
-
-            address = place
-
-            def own(self, name: str) -> bool:
-                return True
-
-            def publish(self, name: str, carried: bytes | None) -> bool:
-                sent.append((self.name, name))
-                return True
-
-        old: Any = Place("old")
-        new: Any = Place("new")
-        with store.transaction() as db:
-            note(store, db, "votes", "a", "old", 1, b"rows")
-        with pytest.raises(Unavailable, match="rows of votes wait for old: INGEST_ROWS does not name it now"):
-            Outbox({"votes": new}).publish(store)
-        assert sent == []
-        assert not Outbox({"votes": old}).publish(store)
-        assert sent == [("old", "a")]
-        with store.transaction() as db:
-            assert store.run(db, NOTES) == [] == store.run(db, CARRIED, ("a",))
-
     def test_a_row_elsewhere_that_is_refused_after_its_batch_was_folded_is_dead_and_replayed(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1239,19 +1117,6 @@ class StoreTests:
         assert store.replay([letter], today).stored == 1
         assert store.ledger("votes", upto(5))[:2] == (5, 0)
         assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []
-
-    def test_what_waits_is_counted_once_it_has_a_reason_or_is_late(self, backend: Backend, store: Store) -> None:
-        with store.transaction() as db:
-            for name, bodies in ("1", 3), ("2", 4), ("3", 5):
-                note(store, db, "votes", name, "parquet:///rows#abc", bodies, None)
-        assert store.unpublished() == []
-        tell(store, "1", "no space left")
-        (one,) = store.unpublished()
-        assert one[:3] == ("votes", "parquet:///rows", 3) and one.reason == "no space left" and 0 <= one.seconds < 60
-        with store.transaction() as db:
-            store.run(db, "UPDATE batches_objects SET since = ? WHERE name = '2'", (store.time(NOON),))
-        (one,) = store.unpublished()
-        assert one.bodies == 7 and one.seconds > 3600
 
     def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, store: Store) -> None:
         with store.transaction() as db:
@@ -1305,6 +1170,12 @@ class StoreTests:
         assert plainly(first) == STORED
         assert set(second) == {None}
         store.close()
+        if has("views"):
+            self.views_read_parcels(backend, own)
+
+    def views_read_parcels(self, backend: Backend, own: Stream) -> None:
+        from sluice.contrib.views.rows.registry import open_row_source
+
         source = open_row_source(backend.url, {"parcels": own})
         with source.snapshot():
             row, _ = (list(row) for piece in source.changes("parcels", source.start(), 10).pieces for row in piece)

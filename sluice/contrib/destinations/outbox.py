@@ -227,7 +227,8 @@ class Outbox(Elsewhere):
     ) -> list[str]:
         """Note the halves of the first of these objects in its place, or bury its rows; the objects to be published.
 
-        The others get new names, because those of a writer are published in the order of their numbers.
+        All of them get new names, of a writer of their own: those of a writer are published in the order of their
+        numbers, and objects of this process or of another one may still wait.
         """
         stream = destination.stream.name
         try:
@@ -237,7 +238,7 @@ class Outbox(Elsewhere):
         except Exception as error:
             set_aside(store, stream, names[0], f"its note is damaged: {type(error).__name__}")
             return names[1:]
-        new = [destination.next_name() for _ in (*halves, *names[1:])]
+        new = destination.new_names(len(halves) + len(names) - 1)
         with store.transaction() as db:
             if not store.run(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
                 return []  # another worker has done it

@@ -226,7 +226,9 @@ class Postgres(Store[Session]):
     def insert(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         try:
             with db.transaction():  # a savepoint
-                return Outcome(self.copy(db, table, origin, bodies), self.bury(db, table.name, origin, bodies))
+                count = self.copy(db, table, origin, bodies)
+                rejected = [body for body in bodies if body.rejects]
+                return Outcome(count, self.bury(db, table.name, origin, rejected))
         except psycopg.Error as error:
             if is_server_error(error):
                 raise

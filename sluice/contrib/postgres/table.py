@@ -65,12 +65,11 @@ class Table:
             number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
             tags = b"\1" + msgspec.json.encode(record.tags)
             row = arrived, at, record.name, tags, record.field, number, record.type, text
-        else:
-            row = (arrived, at, *astuple(self.plain(record) if self.plain else record)[1:])
-        end = (0 if time is None else time % 1000, batch, seq, who) if self.nanoseconds else (batch, seq, who)
-        row += end
-        if self.metric:
-            return row
+            return (*row, *self.below(time), batch, seq, who)
+        fields = astuple(self.plain(record) if self.plain else record)[1:]
+        if self.nanoseconds:
+            fields += self.below(time)
+        row = (arrived, at, *fields, batch, seq, who)
         if not self.encoded:
             return row
         values = list(row)
@@ -78,6 +77,10 @@ class Table:
             if values[n] is not None:
                 values[n] = b"\1" + msgspec.json.encode(values[n])
         return tuple(values)
+
+    def below(self, time: int | None) -> tuple[int, ...]:
+        """The nanoseconds of a time below a microsecond, if the table has them."""
+        return (0 if time is None else time % 1000,) if self.nanoseconds else ()
 
 
 def letter(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:

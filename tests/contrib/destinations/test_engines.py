@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from contrib_support import outbox_contract
+from contrib_support.outbox_contract import outbox
 from proving import destinations as witness
 from proving import engines, harness
 from proving.harness import ROOT
@@ -34,7 +36,7 @@ from sluice.streams.record import Record
 from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes
+from support.store_contract import NOON, body_with, claim, decoded, today, votes
 
 pytestmark = pytest.mark.nightly
 
@@ -98,7 +100,7 @@ class Place(NamedTuple):
 
     def killed(self, program: str) -> None:
         """Run a program that kills itself."""
-        store_contract.killed(self.ledger, self.rows, PREPARED + program, self.engine.env)
+        outbox_contract.killed(self.ledger, self.rows, PREPARED + program, self.engine.env)
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ import pyarrow.parquet
 import pytest
 import redis
 
+from contrib_support import outbox_contract
+from contrib_support.outbox_contract import outbox
 from proving import harness
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
@@ -39,9 +41,8 @@ from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Record, Vote
 from sluice.streams.registry import stream
-from support import store_contract
 from support.sender_configs import samples
-from support.store_contract import NOON, body_with, claim, decoded, outbox, today, votes, watched
+from support.store_contract import NOON, body_with, claim, decoded, today, votes
 
 HOUR = "2026-01-01T12"
 
@@ -302,13 +303,14 @@ def test_an_object_is_invisible_until_its_transaction_has_committed(
 
 @pytest.mark.contract
 @both
-def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path) -> None:
-    def fail() -> None:
+def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
         assert staged(tmp)
         raise KeyError
 
-    with pytest.raises(KeyError):
-        store.persist(claim("votes", 50_000), watched(votes(*range(50_000))[1], fail))
+    with monkeypatch.context() as patched, pytest.raises(KeyError):
+        patched.setattr(Storing, "note", fail)
+        store.persist(*votes(1, 2))
     assert not staged(tmp) and not files(tmp) and told(store, "SELECT * FROM batches_objects") == []
     assert store.persist(*votes("a")) == Outcome(1, 0)
 
@@ -334,7 +336,7 @@ MOMENTS = {
 
 def killed(url: str, tmp: Path, program: str) -> None:
     """Run a program that kills itself."""
-    store_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
+    outbox_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
 @pytest.mark.contract
@@ -495,6 +497,7 @@ def test_nothing_is_stored_while_the_disk_is_away_from_a_running_worker(store: S
     assert choices(tmp) == ["a", "b"]
 
 
+@pytest.mark.contract
 @both
 def test_nothing_is_made_where_the_disk_is_missing_at_the_start(url: str, tmp: Path) -> None:
     with contextlib.closing(connected(url, tmp)) as store:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from contrib_support.outbox_contract import outbox
 from sluice import settings
 from sluice.contrib.destinations.registry import check_rows, open_elsewhere
 from sluice.contrib.destinations.statsd import PACKET_BYTES
@@ -16,7 +17,7 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome
 from sluice.streams.built_in import STREAMS
-from support.store_contract import claim, decoded, outbox
+from support.store_contract import claim, decoded
 
 
 @pytest.fixture

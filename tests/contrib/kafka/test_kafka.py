@@ -324,6 +324,20 @@ def taken(outlet: Outlet) -> list[bytes]:
     return items
 
 
+def test_a_worker_that_begins_anew_goes_on_with_the_record_behind_the_last_settled_one(tmp: Path, url: str) -> None:
+    url, figures = url.replace("partitions=2", "partitions=1"), str(tmp / "run/views.sock")
+    with harness.views_redis(tmp), gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
+        for some in ([b"a"], [b"b", b"c"]):
+            for body in some:
+                accepted(gate.socket, body)
+            outlet, seen = Outlet(url, figures), list[bytes]()
+            while some[-1] not in seen:
+                seen += taken(outlet)
+            assert sorted({*seen}) == some
+            poll(lambda: outlet.has_work(["votes"]) and not outlet.sources["votes"].uncommitted)  # noqa: B023
+            outlet.close()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("replaced", [False, True], ids=["log cut", "topic made again"])
 def test_records_with_the_offsets_of_settled_ones_are_neither_skipped_nor_deleted(

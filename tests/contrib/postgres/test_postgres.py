@@ -25,6 +25,7 @@ import msgspec
 import psycopg
 import pytest
 
+from contrib_support.outbox_contract import OutboxTests
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
@@ -152,6 +153,12 @@ class TestPostgres(StoreTests):
             assert db.execute(postgres.TRY).fetchone() == (True,)
             assert (store.fold(), store.expire("votes", 0)) == (False, False)
         other.close()
+
+
+class TestPostgresOutbox(OutboxTests):
+    @pytest.fixture
+    def backend(self, pg: Postgres) -> PostgresStore:
+        return PostgresStore(pg)
 
 
 def test_a_value_that_the_driver_refuses_is_no_error_of_the_server():

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,12 +23,13 @@ from sluice.store.types import Body, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Vote
 from sluice.streams.registry import stream
-from support.store_contract import body_with, claim, decoded
+from support.store_contract import body_with, claim, decoded, patiently
 
 pytestmark = pytest.mark.contract
 
 KEEP = Keep(600, {})
 MINUTE_AGO = 60.0
+DAY = 86_400
 NAMED = b"POST /gps HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + b'{"device":"d","lat":1,"lon":2}'
 
 
@@ -98,6 +100,37 @@ def test_a_reader_delays_the_end_of_a_partition_and_no_row(pg: Postgres, monkeyp
         while store.expire("gps", before(600)):
             pass
         assert store.ledger("gps").deleted == 1
+
+
+def test_a_late_row_of_a_partition_that_is_dropped_is_counted(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropping = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'DROP TABLE%' AND pid <> pg_backend_pid()"
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
+        pg.ask("CREATE TABLE early PARTITION OF gps FOR VALUES FROM (MINVALUE) TO ('2020-01-01')")
+        store.persist(claim("gps", 1), gps(time.time()))
+        with pg.connect() as other, other.transaction(), monkeypatch.context() as patched:
+            other.execute("INSERT INTO gps (received_at, time, batch, seq) VALUES ('2019-01-01', now(), 0, 0)")
+            patched.setattr("sluice.contrib.postgres.store.DROP_SECONDS", 0)
+            with contextlib.suppress(Unavailable):  # it gives up soon, and does not wait for this row
+                store.expire("gps", before(600))
+            poll(lambda: store.dropping is None or store.dropping.done() or pg.ask(dropping))  # type: ignore[attr-defined]
+        patiently(partial(store.expire, "gps", before(600)))
+        assert (pg.ask("SELECT count(*) FROM gps"), store.ledger("gps").deleted) == ([(0,)], 2)
+
+
+@pytest.mark.parametrize("ahead", [0, 20 * 365], ids=["right", "ahead"])
+def test_a_partition_is_dropped_when_its_last_row_is_old(pg: Postgres, ahead: int) -> None:
+    """Its first row is old earlier, by up to an eighth of the age. ahead: days that the worker's clock is."""
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=Keep(10 * DAY, {}))) as store:
+        for name, start, end in ("old", 20.0, 11.0), ("turning", 11.0, 9.5):
+            begin, behind = (
+                f"timestamptz 'epoch' + interval '{int(time.time() - days * DAY)} seconds'" for days in (start, end)
+            )
+            pg.ask(f"CREATE TABLE {name} PARTITION OF gps FOR VALUES FROM ({begin}) TO ({behind})")
+        store.persist(claim("gps", 3), gps(12 * DAY, 10.5 * DAY, 9.7 * DAY))
+        while store.expire("gps", before((10 - ahead) * DAY)):
+            pass
+        assert [part.name for part in parts(pg)][0] == "turning"
+        assert (store.ledger("gps").deleted, pg.ask("SELECT seq FROM gps ORDER BY 1")) == (1, [(2,), (3,)])
 
 
 def test_a_clock_ahead_of_the_server_drops_no_partition_of_its_present(pg: Postgres) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from contrib_support.views_site import NOON, Site, site
 from proving import harness
 from sluice import settings
 from sluice.contrib.page import exporter
@@ -20,7 +21,6 @@ from sluice.contrib.views import Tally, contract
 from sluice.ledger import Observer
 from sluice.store.types import Epoch
 from sluice.streams.record import Gps, Vote
-from support.views_site import NOON, Site, site
 
 pytestmark = pytest.mark.contract
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from contrib_support.views_site import NOON, Site, site
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
@@ -34,7 +35,6 @@ from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
-from support.views_site import NOON, Site, site
 
 pytestmark = pytest.mark.contract
 
@@ -314,6 +314,21 @@ def test_a_second_follower_waits_for_the_first(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 2)])
     sqlite.caught_up()
     assert sqlite.client().get(contract.HOLDER) != holder
+
+
+def test_the_lease_of_a_living_holder_is_taken_by_nobody(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE", 600_000)  # it does not end by itself, however busy the machine is
+    socket = tmp / "r.sock"
+    command = ["redis-server", "--port", "0", "--unixsocket", socket, "--save", ""]
+    with harness.running(command, tmp / "redis.out", harness.environment(tmp)):
+        first, second = ViewsClient(str(socket)), ViewsClient(str(socket))
+        harness.poll(lambda: first.ask(("PING",)))
+        token = lease.take(first)
+        assert [lease.take(second) for _ in range(2)] == ["", ""]
+        assert second.ask(("GET", contract.HOLDER)) == [token.encode()]
+        first.close()
+        assert harness.poll(lambda: lease.take(second)) != token
+        second.close()
 
 
 def test_a_follower_that_was_stopped_changes_nothing_after_another_has_taken_over(sqlite: Site) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 
+from contrib_support.views_site import Site, site
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
@@ -25,7 +26,6 @@ from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.store.registry import open_store
 from sluice.streams.record import Vote
-from support.views_site import Site, site
 
 pytestmark = pytest.mark.contract
 

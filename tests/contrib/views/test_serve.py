@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from contrib_support.views_site import NOON, Site
+from contrib_support.views_site import site as installation
 from proving import harness
 from proving.harness import Server, connect, get, poll, post
 from proving.harness import request as send
@@ -24,8 +26,6 @@ from sluice.contrib.views import contract, serve
 from sluice.contrib.views.kinds.latest import ORDER_BYTES
 from sluice.streams.record import Gps, Metric, Vote
 from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
-from support.views_site import NOON, Site
-from support.views_site import site as installation
 
 pytestmark = pytest.mark.contract
 

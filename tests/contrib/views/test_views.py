@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from contrib_support.views_site import NOON, Site, site
 from proving import harness
 from proving.harness import PATIENCE, PYTHON, ROOT
 from sluice import settings
@@ -19,7 +20,6 @@ from sluice.contrib.views import contract, feed, latest, tally
 from sluice.contrib.views.kinds import feed as feeds
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps
-from support.views_site import NOON, Site, site
 
 
 def load(value: str) -> dict[str, views.View]:

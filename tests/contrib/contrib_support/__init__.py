@@ -1,0 +1,1 @@
+"""Contracts and installations that the tests of several folders of contrib share."""

@@ -1,0 +1,22 @@
+"""Keys of rows that are in no table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.contrib.destinations.register import parse_rows
+from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.streams.built_in import STREAMS
+from support.keys_contract import Here, fix
+
+pytestmark = pytest.mark.contract
+
+
+def test_rows_elsewhere_have_their_keys_in_the_database(tmp_path: Path) -> None:
+    elsewhere = open_elsewhere(parse_rows(f"parquet://{tmp_path}/rows"), STREAMS)
+    here = Here(f"sqlite:///{tmp_path}/ingest.db", elsewhere=elsewhere)
+    assert here.put("gps", fix("a"), fix("a"), fix("b")) == (2, 0)
+    assert here.put("gps", fix("b"), fix("c")) == (1, 0)
+    assert here.store.ledger("gps").duplicate == 2

@@ -1,0 +1,30 @@
+"""nginx has a location for each route, with the limits that the route names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sluice import settings
+from sluice.routes import ROUTES
+from support.folders import has
+from support.nginx_front import as_one_text
+
+MAX_BATCH = settings.load({}).max_batch
+
+
+def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from sluice import OK, Route\n"
+        "ROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
+        "ROUTES |= {'/get': Route('own', OK, get=True)}\n"
+    )
+    text = as_one_text(settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
+    found = dict(re.findall(r'^    location = "?(\S+?)"? \{\n(.*?)^    \}', text, re.M | re.S))
+    of_events = "proxy_set_header ce-time $http_ce_time;"  # for routes of a user's own only
+    own = {"/own", "/a;b", "/get"} if has("formats") else set()
+    assert {path for path, lines in found.items() if of_events in lines} == own
+    batches = {path for path, route in ROUTES.items() if route.batch} | {"/a;b"}
+    assert {path for path, lines in found.items() if f"client_max_body_size {MAX_BATCH};" in lines} == batches
+    gets = {path for path, lines in found.items() if "proxy_method" in lines}
+    assert gets == {path for path, route in ROUTES.items() if route.get} | {"/get"}

@@ -1,0 +1,56 @@
+"""An item that raises what nobody foresaw, for the loops of programs and threads."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sluice import settings
+from sluice.base import daemon
+
+
+class Over(BaseException):
+    """Ends a loop."""
+
+
+class Odd:
+    """An item: whatever is asked of it raises an error that nobody foresaw; the second time, Over."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.asked += 1
+        raise RuntimeError("nobody foresaw this") if self.asked == 1 else Over
+
+    def __getattr__(self, _: str) -> Any:
+        return self
+
+
+def made(kind: type[Any], **given: Any) -> Any:
+    """An object of a class with these attributes alone."""
+    one = object.__new__(kind)
+    vars(one).update(given)
+    return one
+
+
+Loop = Callable[[Odd, pytest.MonkeyPatch], None]
+
+
+def goes_on(item: Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check that a loop goes on after an item that raises, and ends with Over."""
+    odd = Odd()
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(settings, "load", lambda: SimpleNamespace(home=tmp_path, workers=1))
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(daemon, "give_way", lambda: None)  # this process has signals and a priority of its own
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(Over):
+        item(odd, monkeypatch)
+    assert odd.asked >= 2
