@@ -67,6 +67,7 @@ class Bookkeeping(ABC, Generic[Db]):
     MICROS: str
     SKIP_LOCKED: str
     ALONE: str
+    units: dict[str, int]  # stream -> nanoseconds of the last digit of its times
     swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
     WITH_ID: str
 

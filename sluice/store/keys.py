@@ -44,7 +44,11 @@ class Keys:
         keys = [rule.body_key(body.item, body.records, body.rejects, limits) for body in bodies] if whole else ()
         if any(keys):
             bodies = self.without_duplicates(bodies, keys)
-        return bodies if rule.fields is None else self.with_new_records(record_key(rule.fields), bodies)
+        return (
+            bodies
+            if rule.fields is None
+            else self.with_new_records(record_key(rule.fields, self.store.units[self.stream]), bodies)
+        )
 
     def without_duplicates(self, bodies: Sequence[Body], keys: Sequence[bytes | None]) -> Sequence[Body]:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""

@@ -45,6 +45,7 @@ from sluice.streams.registry import Stream
 F = TypeVar("F", bound=Callable[..., Any])
 STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"
 DEFAULT_LIMITS = Limits()
+MICROSECOND = 1_000
 ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
 
 
@@ -107,13 +108,21 @@ class Elsewhere:
 
 
 class Store(Bookkeeping[Db]):
-    """A database, as the worker and the operator's commands use it. A table is an object that the backend defines."""
+    """A database, as the worker and the operator's commands use it. A table is an object that the backend defines.
+
+    TIME_UNIT: nanoseconds of the last digit of a time in its tables, but of streams with nanoseconds.
+    """
+
+    TIME_UNIT: int
 
     def __init__(
         self, streams: Mapping[str, Stream], table: Callable[[Stream], Any], keep: Keep, elsewhere: Elsewhere
     ) -> None:
         self.tables = {name: table(stream) for name, stream in streams.items() if name not in elsewhere.streams}
         self.rules = {name: stream.rule for name, stream in streams.items()}
+        # of the times in its own tables, and of those that are sent elsewhere
+        units = {name: MICROSECOND if name in elsewhere.streams else self.TIME_UNIT for name in streams}
+        self.units = {name: 1 if streams[name].precision == "ns" else unit for name, unit in units.items()}
         self.keep = keep
         kept = {name: keep.of(name) for name in (*streams, DEAD)}
         self.ages = {KEYS: 0} | {name: age for name, age in kept.items() if age is not None}

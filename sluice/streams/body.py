@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from sluice.streams.encoding import inflated
 from sluice.streams.record import Invalid, Limits, Reject
 
 T = TypeVar("T")
@@ -20,8 +21,13 @@ UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, an
 BLANK = b" \t\n\r\v\f\0"
 MANY_PAIRS, PAIR_BYTES = 100, 100
 INVALID_COST = 12  # records of the budget that an invalid one costs: rejecting it takes longer
+INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it was decoded is not known
+ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
 BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
+TOKENS = 64  # of a text that is mended that cost one record
+MENDED = 16  # of them that are replaced, the same
+FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -57,22 +63,51 @@ class Remainder(bytes):
 class Budget:
     """What a body may still become. All decoders charge it by the same rule:
 
-    A record costs one of `left`, a line or an element without one EMPTY_COST, an invalid one INVALID_COST. Without this
-    limit, 8 KB of gzip keep a worker busy for ten seconds. Bytes of the body that are written more than once (a dead
-    letter, with the head and whatever stands before it; what several rows inherit) cost as many of `room`. Without this
-    limit, 600 bytes of gzip become gigabytes. When either is used up, `left` is not positive: the rest of the body is
-    one reject, a Remainder.
+    A record costs one of `left`, a line or an element without one EMPTY_COST, an invalid one INVALID_COST. Whatever
+    takes long costs its share before it is done, and also if it fails: a further attempt, tokens that are looked at,
+    fields and brackets that are counted. Without this limit, 8 KB of gzip keep a worker busy for ten seconds. Bytes of
+    the body that are written more than once (a dead letter, with the head and whatever stands before it; what several
+    rows inherit) cost as many of `room`. Without this limit, 600 bytes of gzip become gigabytes. When either is used
+    up, `left` is not positive: the rest of the body is one reject, a Remainder. `inflate` is the only way to what is
+    compressed inside of a body.
 
-    size: bytes of the body, inflated.
+    size: bytes of the body, inflated. packed: bytes that may be inflated inside of it.
     """
 
-    __slots__ = ("left", "limits", "room", "size")
+    __slots__ = ("left", "limits", "packed", "room", "size")
 
     def __init__(self, limits: Limits, size: int = 0) -> None:
         self.limits = limits
         self.size = size
         self.left = limits.records
         self.room = limits.room + GROWTH * size
+        self.packed = limits.inflated
+
+    def work(self, units: int) -> None:
+        """Pay for work before it is done. Raises: Exhausted if there is not as much left; then nothing is."""
+        self.left -= units
+        if self.left < 0:
+            raise Exhausted
+
+    def attempt(self, size: int) -> None:
+        """Pay for another attempt at a part of so many bytes. It may be the last one."""
+        self.left -= ATTEMPT_COST + size // INVALID_BYTES
+
+    def fail(self, size: int) -> None:
+        """Pay for an invalid part of so many bytes."""
+        self.left -= INVALID_COST + size // INVALID_BYTES
+
+    def inflate(self, data: bytes, encoding: str = "", grows: bool = False) -> bytes:
+        """The content of a compressed part. grows: it takes the place of the body. Raises: Invalid."""
+        try:
+            content = inflated(data, encoding, self.packed)
+        except Invalid:
+            self.packed -= min(self.packed, self.limits.inflated // FAILED_INFLATIONS)
+            raise
+        self.packed -= len(content)
+        if grows:
+            self.room += GROWTH * len(content)
+        return content
 
     def charge(self, size: int) -> None:
         """Pay for bytes of the body that are written once more."""
@@ -99,6 +134,13 @@ class Budget:
         self.charge(times * size)
 
 
+class Exhausted(Invalid):
+    """A part needs more than is left of the budget."""
+
+    def __init__(self) -> None:
+        super().__init__(Remainder.reason)
+
+
 class Refused(Generic[T]):
     """The parts of a request that are not stored: the invalid ones, with the first reason, and the rest."""
 
@@ -109,8 +151,9 @@ class Refused(Generic[T]):
         self.rest: list[T] = []
         self.reason = ""
 
-    def refuse(self, part: T, error: Exception, budget: Budget) -> None:
-        budget.left -= INVALID_COST
+    def refuse(self, part: T, error: Exception, budget: Budget, size: int) -> None:
+        """size: bytes of the part."""
+        budget.fail(size)
         self.reason = self.reason or reason(error)
         self.invalid.append(part)
 
@@ -222,30 +265,36 @@ def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
 
 def rows(body: bytes, budget: Budget) -> Iterator[bytes]:
     """As `lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
-    return parts(body, places(body), budget) if b"\n}" in body else lines(body, budget)
+    return parts(body, places(body, budget), budget) if b"\n}" in body else lines(body, budget)
 
 
-def places(body: bytes) -> Iterator[tuple[int, int]]:
+def places(body: bytes, budget: Budget) -> Iterator[tuple[int, int]]:
     """Where the rows of a body are: each line, but those from one that begins with { to the next one that is } are one,
-    unless another of them begins with {.
+    unless another of them begins with {, or they are longer than a record.
     """
-    inner: list[tuple[int, int]] = []  # the lines from such a {
+    opened, count = -1, 0  # where the lines from such a { begin, and how many they are
+    at = end = 0
     for match in LINE.finditer(body):
-        place, line = match.span(), match[0].rstrip()
+        (at, end), line = match.span(), match[0].rstrip()
         opens = line.startswith(b"{")
-        if inner and line == b"}":
-            yield inner[0][0], match.end()
-            inner = []
-        elif opens and not line.endswith(b"}"):
-            yield from inner
-            inner = [place]
-        elif inner and not opens:
-            inner.append(place)
-        else:
-            yield from inner
-            yield place
-            inner = []
-    yield from inner
+        is_last = opened >= 0 and line == b"}"
+        if opened >= 0 and not is_last and not opens and end - opened <= budget.limits.record:
+            count += 1
+            budget.left -= not count % BRACKETS
+            if budget.left <= 0:
+                break
+            continue
+        if is_last:
+            yield opened, end
+            opened = -1
+            continue
+        if opened >= 0:
+            yield from map(re.Match.span, LINE.finditer(body, opened, at))
+        opened = at if opens and not line.endswith(b"}") else -1
+        if opened < 0:
+            yield at, end
+    if opened >= 0:
+        yield from map(re.Match.span, LINE.finditer(body, opened))
 
 
 def together(line: bytes, budget: Budget) -> list[bytes]:
@@ -283,16 +332,44 @@ def parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Ite
             budget.left -= 1
 
 
+def replace(
+    pattern: re.Pattern[bytes], better: Callable[[re.Match[bytes]], bytes], text: bytes, budget: Budget
+) -> bytes:
+    """The text with each token of the pattern in its better form, but for its first group. Raises: Exhausted."""
+    made, done, mended = bytearray(), 0, 0
+    for count, token in enumerate(pattern.finditer(text), 1):
+        if not count % TOKENS:
+            budget.work(1)
+        if token.lastindex:
+            continue
+        if (part := better(token)) != token[0]:
+            mended += 1
+            if not mended % MENDED:
+                budget.work(1)
+            made += text[done : token.start()]
+            made += part
+            done = token.end()
+    return bytes(made + text[done:]) if done else text
+
+
 def is_form(body: bytes, name: bytes) -> bool:
     """Whether a body is one line without a space, as forms encode it, that has a field of this name."""
     line = body.strip()
     return b" " not in line and b"\n" not in line and (line.startswith(name + b"=") or b"&%b=" % name in line)
 
 
-def form(body: bytes, limits: Limits) -> dict[str, str]:
+class Form(dict[str, str]):
+    """The fields of a form, each with its last value. pairs: all of them, in the order in which they were sent."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
+
+
+def form(body: bytes, limits: Limits) -> Form:
     """The fields of a form (application/x-www-form-urlencoded, WHATWG URL Standard).
 
-    Omits empty fields: an HTML form sends them for inputs left blank. If a name occurs twice, the last value is used.
+    Omits empty fields: an HTML form sends them for inputs left blank.
     Raises: Invalid if the body is not a form, not UTF-8, or too large.
     """
     if b"=" not in body:
@@ -300,7 +377,7 @@ def form(body: bytes, limits: Limits) -> dict[str, str]:
     if len(body) > limits.record:  # decoding %41%41%41 takes 15 bytes of memory per byte
         raise Invalid(f"form larger than {limits.record} bytes")
     try:
-        return dict(parse_qsl(body.decode(), max_num_fields=limits.fields, errors="strict"))
+        return Form(parse_qsl(body.decode(), max_num_fields=limits.fields, errors="strict"))
     except UnicodeDecodeError as error:
         raise Invalid(f"not UTF-8: {error.reason}") from None
     except ValueError:

@@ -22,7 +22,7 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.streams import body as bodies
 from sluice.streams import multipart
-from sluice.streams.body import INVALID_COST, NOT_JSON, Budget, Empty, Remainder
+from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
 from sluice.streams.encoding import GZIP, ZSTD, inflated
 from sluice.streams.format import Format
 from sluice.streams.json_repair import repair_json
@@ -63,19 +63,20 @@ class Decoder:
             body = message.body if message else item
             if message or body.startswith((GZIP, ZSTD)):
                 body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
+            budget = Budget(limits, len(body))
             try:
-                return self.decode_body(body, message, limits)
+                return self.decode_body(body, message, budget)
             except Exception as error:
-                repaired = repair_json(body) if self.mends and bodies.reason(error).startswith(NOT_JSON) else b""
+                is_mended = self.mends and bodies.reason(error).startswith(NOT_JSON)
+                repaired = repair_json(body, budget) if is_mended else b""
                 if not 0 < len(repaired) <= limits.inflated:
                     raise
-            return self.decode_body(repaired, message, limits)
+            return self.decode_body(repaired, message, budget)
         except Exception as error:  # also exceptions of a user's record type or parser
             return Decoded((), (Reject(item, one_line(bodies.reason(error)), True),))
 
-    def decode_body(self, body: bytes, message: Message | None, limits: Limits) -> Decoded:
+    def decode_body(self, body: bytes, message: Message | None, budget: Budget) -> Decoded:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
-        budget = Budget(limits, len(body))
         try:
             opener = next((target for name, target in openers() if message.field(name)), "") if message else ""
             if opener:
@@ -216,6 +217,7 @@ class JsonDecoder(Decoder):
                 if NUL in part:
                     check_text(record)
             except Exception as error:  # it may have another format
+                budget.left -= ATTEMPT_COST
                 return self.object(part, message, budget, error)
             return (record,)
         except Empty as empty:
@@ -247,7 +249,7 @@ class JsonDecoder(Decoder):
         fields = bodies.form(body, budget.limits)
         if wrapped := self.wrapped(fields):
             return self.json(wrapped, message, budget)
-        return (self.form(fields, message, budget),)
+        return self.form_records(fields, message, budget)
 
     def wrapped(self, fields: dict[str, str]) -> bytes:
         """The JSON that is all of a form, in a field that no record has: GitHub's and Slack's `payload`. b"": none."""
@@ -260,12 +262,16 @@ class JsonDecoder(Decoder):
         results: list[Result] = []
         if parts.fields:
             try:
-                results.append(self.form(parts.fields, message, budget))
+                results += self.form_records(parts.fields, message, budget)
             except Exception as error:  # any exception of a user's record type
                 results.append(Reject(parts.plain, bodies.reason(error)))
         if parts.files:
             results.append(Reject(parts.files, "files of a form are not stored"))
         return results
+
+    def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
+        """The records of a form: one, in which the last value of a name counts. Raises: any exception."""
+        return (self.form(fields, message, budget),)
 
     def form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         for form in self.forms:
@@ -296,12 +302,13 @@ def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alon
         if b"\n" not in body:
             if not (objects := bodies.together(body, budget)):
                 raise
-            return decode_parts(objects, lambda part: alone(part, message, budget))
+            return decode_parts(objects, lambda part: alone(part, message, budget), budget)
         if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
             bodies.check_json(next(bodies.lines(body, budget)))
         return walk_rows(body, message, budget, value, alone)
     if body.startswith(b"["):
-        return decode_parts(bodies.elements(body, budget), lambda part: value(part, message, budget), b"[", b"]")
+        elements = bodies.elements(body, budget)
+        return decode_parts(elements, lambda part: value(part, message, budget), budget, b"[", b"]")
     return value(body, message, budget)
 
 
@@ -314,7 +321,7 @@ def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part,
         bodies.check_json(row)
         return value(row, message, budget)
 
-    return decode_parts(bodies.rows(body, budget), decode)
+    return decode_parts(bodies.rows(body, budget), decode, budget)
 
 
 def fields_of(wire: type, type_info: type) -> list[str]:
@@ -326,19 +333,21 @@ def fields_of(wire: type, type_info: type) -> list[str]:
     return [name for name, kinds in parts if type_info in kinds and msgspec.inspect.StrType not in kinds]
 
 
-def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> dict[str, str]:
-    """The fields of a form that its sender has not encoded, so that it has spaces; {} if it has none of these fields.
+def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> Form | None:
+    """The fields of a form that its sender has not encoded, so that it has spaces; None if it has none of these fields.
 
     The Content-Type alone does not say so: curl sends it with any body. Raises: Invalid.
     """
     declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
     if not declared or b"=" not in body or b"\n" in body:
-        return {}
+        return None
     fields = bodies.form(body, budget.limits)
-    return fields if any(name in fields for name in names) else {}
+    return fields if any(name in fields for name in names) else None
 
 
-def decode_parts(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end: bytes = b"") -> Iterator[Result]:
+def decode_parts(
+    parts: Iterable[bytes], decode: Decode, budget: Budget, head: bytes = b"", end: bytes = b""
+) -> Iterator[Result]:
     """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
 
     head, end: what makes a body of a part; of an array `end` begins with the bracket.
@@ -353,13 +362,24 @@ def decode_parts(parts: Iterable[bytes], decode: Decode, head: bytes = b"", end:
             yield empty
         except Exception as error:  # any exception of a user's record type
             reason = bodies.reason(error)
-            if reason.startswith(NOT_JSON) and (better := repair_json(part)):
-                for result in decode_parts((better,), decode, head, end):
+            if reason.startswith(NOT_JSON) and (better := mended(part, budget)):
+                for result in decode_parts((better,), decode, budget, head, end):
                     if isinstance(result, Reject) and result.part == head + better + end:
                         result = Reject(head + part + end, result.reason)  # with what was sent
                     yield result
             else:
                 yield Reject(head + part + end, reason)
+
+
+def mended(part: bytes, budget: Budget) -> bytes:
+    """A part that is no JSON as `repair_json` makes it; b"" if that is not possible, or too much."""
+    if budget.left <= 0:
+        return b""
+    budget.attempt(len(part))
+    try:
+        return repair_json(part, budget)
+    except Exhausted:
+        return b""
 
 
 def collect(results: Iterable[Result], message: Message | None, budget: Budget) -> Decoded:
@@ -396,7 +416,7 @@ class Rejects:
         self.reason = ""  # of the first part that is merged
 
     def add(self, reject: Reject) -> None:
-        self.budget.left -= INVALID_COST
+        self.budget.fail(len(reject.part))
         self.count += 1
         is_rest = reject.reason is Remainder.reason
         if is_rest or self.size >= MERGED_BYTES:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from sluice.streams.body import ATTEMPT_COST, Budget
 from sluice.streams.record import Invalid
 
 T = TypeVar("T")
@@ -21,10 +22,11 @@ TEXT_BYTES = 100  # of what is shown as it was sent
 read_scalar: Callable[[bytes], Scalar] = msgspec.json.Decoder(Scalar).decode
 
 
-def reader(kind: type[T]) -> Callable[[bytes], T]:
+def reader(kind: type[T]) -> Callable[[bytes, Budget], T]:
     """What decodes an object to a Struct. A field that has a default has it, if what was sent has another type.
 
-    It decodes only what has the type of its field, so that it takes no more memory than the Struct.
+    It decodes only what has the type of its field, so that it takes no more memory than the Struct. The second attempt
+    at an object is paid for.
     Raises: Invalid and msgspec's errors, for a field without a default.
     """
     strict = msgspec.json.Decoder(kind).decode
@@ -34,10 +36,11 @@ def reader(kind: type[T]) -> Callable[[bytes], T]:
     read_parts = msgspec.json.Decoder(msgspec.defstruct("Parts", parts)).decode
     readers = [(field.name, field.encode_name, field.required, value_reader(field.type)) for field in fields]
 
-    def read(part: bytes) -> T:
+    def read(part: bytes, budget: Budget) -> T:
         try:
             return strict(part)
         except msgspec.ValidationError:
+            budget.left -= ATTEMPT_COST
             found: Any = read_parts(part)
         known: dict[str, Any] = {}
         for name, sent_name, required, read_value in readers:
@@ -47,7 +50,7 @@ def reader(kind: type[T]) -> Callable[[bytes], T]:
                     raise Invalid(MISSING + sent_name)
                 continue
             try:
-                known[name] = read_value(sent)
+                known[name] = read_value(sent, budget)
             except Invalid as error:
                 if required:
                     raise Invalid(MISSING + f"{sent_name}.{str(error).removeprefix(MISSING)}") from None
@@ -59,14 +62,17 @@ def reader(kind: type[T]) -> Callable[[bytes], T]:
     return read
 
 
-def value_reader(kind: Any) -> Callable[[Any], Any]:
+def value_reader(kind: Any) -> Callable[[Any, Budget], Any]:
     """What decodes a value of this type. A Struct in it is read as leniently."""
     options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
     for option in options:
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
             nested = reader(option)
-            return lambda sent: None if bytes(sent) == b"null" and len(options) > 1 else nested(bytes(sent))
-    return msgspec.json.Decoder(kind).decode
+            return lambda sent, budget: (
+                None if bytes(sent) == b"null" and len(options) > 1 else nested(bytes(sent), budget)
+            )
+    decode = msgspec.json.Decoder(kind).decode
+    return lambda sent, budget: decode(sent)
 
 
 def scalar(sent: Raw) -> Scalar | None:

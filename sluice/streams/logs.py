@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from functools import cache
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
 
@@ -137,9 +138,19 @@ def zoned(sent: dict[str, Any]) -> int | None:
     if zone.startswith(("+", "-")):
         return nanoseconds_of(date + zone)
     try:
-        return nanoseconds_of(datetime.fromisoformat(date).replace(tzinfo=ZoneInfo(zone)).isoformat())
-    except (ValueError, KeyError, OSError):  # no date; no zone; a directory of zones
+        found = known_zone(zone) if zone in zone_names() else None
+        return nanoseconds_of(datetime.fromisoformat(date).replace(tzinfo=found).isoformat()) if found else None
+    except (ValueError, KeyError, OSError):  # no date; a zone without its file
         return None
+
+
+@cache
+def zone_names() -> set[str]:
+    """The zones that there are. To look for a file for each name that is sent takes 0.2 ms."""
+    return available_timezones()
+
+
+known_zone = cache(ZoneInfo)  # there are 600; `ZoneInfo` keeps eight
 
 
 def joined(seconds: object, rest: object) -> int | None:

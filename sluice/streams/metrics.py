@@ -117,11 +117,11 @@ class MetricsDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         try:
-            wire = read_loose(part)
+            wire = read_loose(part, budget)
         except Invalid:
             if b'"metric"' not in part:
                 raise
-            wire = read_tsdb(part)
+            wire = read_tsdb(part, budget)
             if isinstance(wire.value, str):
                 wire.value = from_text(wire.value)
         if wire.value is None:

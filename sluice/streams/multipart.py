@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from sluice.http.request import MULTIPART
+from sluice.streams.body import Form
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Limits
 
@@ -19,7 +20,7 @@ ESCAPES = (b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n")
 class Parts(NamedTuple):
     """fields: without empty ones. plain, files: bodies with the fields or the files alone; b"": there are none."""
 
-    fields: dict[str, str]
+    fields: Form
     plain: bytes
     files: bytes
 
@@ -32,13 +33,13 @@ def boundary_of(message: Message | None) -> bytes:
 
 
 def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:
-    """The parts of a form. If a name occurs twice, the last value is used. Raises: Invalid."""
+    """The parts of a form. Raises: Invalid."""
     if body.count(boundary) > limits.fields + 1:
         raise Invalid(f"form has more than {limits.fields} fields")
     _, *parts = (b"\r\n" + body).split(b"\r\n" + boundary)
     if not parts or not parts[-1].startswith(b"--"):
         raise Invalid("multipart: truncated")
-    fields: dict[str, str] = {}
+    fields: list[tuple[str, str]] = []
     plain, files = [], []
     for part in parts[:-1]:
         head, blank, content = part.partition(b"\r\n\r\n")
@@ -54,10 +55,10 @@ def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:
         for escape, character in ESCAPES:
             key = key.replace(escape, character)
         if content:
-            fields[key.decode()] = content.decode()
+            fields.append((key.decode(), content.decode()))
     if sum(map(len, plain)) > limits.record:
         raise Invalid(f"form larger than {limits.record} bytes")
-    return Parts(fields, joined(plain, boundary), joined(files, boundary))
+    return Parts(Form(fields), joined(plain, boundary), joined(files, boundary))
 
 
 def joined(parts: list[bytes], boundary: bytes) -> bytes:

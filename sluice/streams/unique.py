@@ -11,8 +11,7 @@
   not if the signature is wrong, because whoever knows the key could then take it from its sender.
 - **The content** is a key only if each record has its own time: then two bodies with the same content mean the same. Of
   votes, two may be equal and count twice (`Stream.content`).
-- **Keys of records** are for senders that group anew what they send again (`Stream.unique`, INGEST_UNIQUE=…/record). A
-  body of such a stream has a key only if one was given.
+- **Keys of records** are for senders that group anew what they send again (`Stream.unique`, INGEST_UNIQUE=…/record).
 
 A key is one of the sender whose named API key came with it: what another one sends is not the same, whatever it says.
 
@@ -32,6 +31,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import GZIP, ZSTD, inflated
@@ -51,8 +51,9 @@ FORGED = "signature: "  # how the reason begins of a body that is not its sender
 class Rule(NamedTuple):
     """What is one in a stream.
 
-    seconds: that a key is kept. content: a body without a key is its own. fields: of a record: two records with the
-    same values are one; (): all fields; None: records have no keys.
+    seconds: that a key is kept. content: a body without a key is its own, also if its records have keys: so a change of
+    the rule makes nothing new of what is younger than it. fields: of a record: two records with the same values are
+    one; (): all fields; None: records have no keys.
     """
 
     seconds: int
@@ -121,14 +122,19 @@ def given_key(message: Message) -> bytes:
 
 
 @cache
-def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
-    """What makes the key of a record, given `sent_by`; None: a record without a time or such a value has none."""
+def record_key(fields: tuple[str, ...], unit: int = 1) -> Callable[[Any, bytes], bytes | None]:
+    """What makes the key of a record, given `sent_by`; None: a record without a time or such a value has none.
+
+    unit: nanoseconds of the last digit of a time that is stored.
+    """
     encode = msgspec.json.Encoder(order="deterministic").encode
     values = attrgetter(*fields) if fields else lambda record: record
     timed = not fields or "time" in fields
     named = "\n".join((*fields, "")).encode()  # the same value of another field, before or later, is another key
 
     def key(record: Record, who: bytes) -> bytes | None:
+        if timed and record.time and record.time % unit:
+            record = replace(record, time=record.time - record.time % unit)
         found = values(record)
         if found is None or (len(fields) > 1 and None in found):
             return None
@@ -136,10 +142,19 @@ def record_key(fields: tuple[str, ...]) -> Callable[[Any, bytes], bytes | None]:
             found = as_stored(found)
         elif fields:
             found = [*map(as_stored, found)]
-        digest = sha256(who + named + encode(found)).digest()
+        text = encode(found)
+        if not fields and b"-0.0" in text:
+            text = encode(without_signs(record))
+        digest = sha256(who + named + text).digest()
         return timed_key(record.time, digest) if timed else digest[:GIVEN_BYTES]
 
     return key
+
+
+def without_signs(record: Record) -> Record:
+    """The record with 0.0 for each -0.0 of its columns; within JSON they are two."""
+    named = ((name, getattr(record, name)) for name in record.__struct_fields__)
+    return replace(record, **{name: 0.0 for name, value in named if value.__class__ is float and value == 0})
 
 
 def as_stored(value: Any) -> Any:

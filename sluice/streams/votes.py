@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from sluice.base.override import override
-from sluice.streams.body import Budget
+from sluice.streams.body import Budget, Form
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.record import Text, Vote
+from sluice.streams.record import Record, Text, Vote
 from sluice.streams.times import Time, nanoseconds_of
 
 
@@ -37,6 +39,12 @@ read_loose = reader(Loose)
 
 class VotesDecoder(JsonDecoder):
     @override
+    def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
+        """A vote for each choice: so a form has checkboxes."""
+        choices = [value for name, value in fields.pairs if name == "choice"] or [""]
+        return [self.form(fields | {"choice": choice} if choice else fields, message, budget) for choice in choices]
+
+    @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
-        wire = read_loose(part)
+        wire = read_loose(part, budget)
         return build(wire if wire.voter is None else msgspec.structs.replace(wire, voter=str(wire.voter)))

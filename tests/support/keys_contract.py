@@ -39,6 +39,8 @@ from sluice.streams.record import Limits, Record
 pytestmark = pytest.mark.contract
 
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
+READING = b'{"time":%d,"station":"a","value":1.0}'
+POSITION = b'{"device":"a","lat":%b,"lon":1.0,"time":%d}'
 
 
 class Order(Record, kw_only=True):
@@ -47,7 +49,13 @@ class Order(Record, kw_only=True):
     at: datetime | None = None
 
 
+class Reading(Record, kw_only=True):
+    station: str
+    value: float
+
+
 ORDERS = registry.stream("orders", Order, unique=("id",))
+READINGS = registry.stream("readings", Reading, unique=("station", "time"))
 
 
 class Here:
@@ -55,8 +63,11 @@ class Here:
 
     def __init__(self, url: str, unique: str = "1d", epoch: str = "e", elsewhere: Elsewhere | None = None) -> None:
         config = settings.load({"INGEST_UNIQUE": unique})
-        orders = ORDERS._replace(rule=rule(ORDERS, *config.unique.of("orders")))
-        self.streams = load_streams(config) | {"orders": orders}
+        own = {
+            stream.name: stream._replace(rule=rule(stream, *config.unique.of(stream.name)))
+            for stream in (ORDERS, READINGS)
+        }
+        self.streams = load_streams(config) | own
         self.url = url
         self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
         self.epoch, self.next = epoch, 1
@@ -247,6 +258,23 @@ def test_two_zeros_are_stored_alike(url: str) -> None:
     here.streams["gps"] = gps._replace(rule=rule(gps, *settings.load({}).unique.of("gps")))
     zeros = b'{"device":"a","lat":0.0,"lon":-0.0}', b'{"device":"b","lat":-0.0,"lon":0.0}'
     assert here.put("gps", *zeros) == (1, 0)
+
+
+def test_values_that_are_stored_alike_are_one_in_keys_of_records(url: str) -> None:
+    here = Here(url, "1d,gps=1d/record")
+    unit = here.store.TIME_UNIT
+    times = [NOON * 1000 + more for more in (0, unit // 2, unit - 1, unit)]
+    here.put("readings", *(READING % time for time in times))
+    here.put("gps", *(POSITION % (zero, time) for zero in (b"0.0", b"-0.0") for time in times))
+    assert (here.rows("readings"), here.rows("gps")) == (2, 2)
+
+
+@pytest.mark.parametrize("rules", [("1d", "gps=1d/record"), ("gps=1d/record", "1d")])
+def test_a_change_of_the_rule_doubles_nothing_that_is_younger_than_its_window(url: str, rules: tuple[str, str]) -> None:
+    bodies = fix("a"), b"[" + fix("b") + b"," + fix("c") + b"]"
+    for unique in (*rules, *rules):
+        Here(url, unique, epoch=f"e{time.time_ns()}").put("gps", *bodies)
+    assert Here(url).rows("gps") == 3
 
 
 def test_without_a_window_nothing_is_one(url: str) -> None:

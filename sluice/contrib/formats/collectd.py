@@ -33,7 +33,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     body = body.strip()
     if body[:1] in (b"[", b"{") and (b"\n" not in body or bodies.is_json(body)):
         return records(body, budget, lambda sent: value_list(sent, budget))
-    return decode_parts(bodies.lines(body, budget), decode_line)
+    return decode_parts(bodies.lines(body, budget), decode_line, budget)
 
 
 def value_list(sent: dict[str, Any], budget: Budget) -> list[Metric]:

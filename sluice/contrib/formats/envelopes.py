@@ -9,7 +9,7 @@ does not have it. A control message of CloudWatch, with which it tests its desti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -23,6 +23,9 @@ from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 
 read = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+read_known: Callable[[bytes], Any] = msgspec.json.Decoder(
+    msgspec.defstruct("Known", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in ENVELOPES])
+).decode
 read_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -35,29 +38,32 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         except Invalid as error:
             if str(error) != NO_MESSAGE:
                 raise
+    known = read_known(part)
+    inside = next(value for name in ENVELOPES if (value := getattr(known, name)) is not msgspec.UNSET)
+    if len(part) - len(bytes(inside)) > limit // 4:  # each name takes 300 bytes of memory
+        raise Invalid(f"more than {limit // 4} bytes beside the records")
     sent = read(part)
     if bytes(sent.get("messageType", b"")) == b'"CONTROL_MESSAGE"':
         raise Empty("connectivity")
     name = next(name for name in ENVELOPES if name in sent)
     inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):
-        return decode_parts((inside,), lambda one: (log(one, limit),), b'{"%b":' % name.encode(), b"}")
+        return decode_parts((inside,), lambda one: (log(one, limit),), budget, b'{"%b":' % name.encode(), b"}")
     if not inside.startswith(b"["):
         raise Invalid(NO_MESSAGE)
     beside = b"".join(b"%b:%b," % (msgspec.json.encode(key), bytes(value)) for key, value in sent.items())
-    if len(beside) > limit // 4:
-        raise Invalid(f"more than {limit // 4} bytes beside the records")
     shared = log(b'{%b"message":""}' % beside, limit)
+    size = max(len(beside), bodies.encoded_size(shared.attributes))
 
     def one(element: bytes) -> tuple[Log]:
         made = log(element, limit)
-        budget.charge(len(beside))
+        budget.charge(size)
         made.time = shared.time if made.time is None else made.time
         made.level, made.service = made.level or shared.level, made.service or shared.service
         made.attributes = shared.attributes | made.attributes
         return (made,)
 
-    return decode_parts(bodies.elements(inside, budget), one, b'{%b"%b":[' % (beside, name.encode()), b"]}")
+    return decode_parts(bodies.elements(inside, budget), one, budget, b'{%b"%b":[' % (beside, name.encode()), b"]}")
 
 
 def log(part: bytes, limit: int) -> Log:

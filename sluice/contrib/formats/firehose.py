@@ -9,7 +9,7 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Part, Result, decode_parts
-from sluice.streams.encoding import GZIP, ZSTD, inflated
+from sluice.streams.encoding import GZIP, ZSTD
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid
 
@@ -31,14 +31,11 @@ def opened(contents: Part, body: bytes, message: Message, budget: Budget) -> Ite
         records = read(body)
     except (Invalid, msgspec.MsgspecError):
         return contents(body, message, budget)
-    left = budget.limits.inflated
 
     def one(element: bytes) -> Iterable[Result]:
-        nonlocal left
         data = read_record(element).data
         if data.startswith((GZIP, ZSTD)):  # as CloudWatch's
-            data = inflated(data, "", left)
-            left -= len(data)
+            data = budget.inflate(data)
         return contents(data, message, budget)
 
-    return decode_parts(bodies.elements(records, budget), one, b'{"records":[', b"]}")
+    return decode_parts(bodies.elements(records, budget), one, budget, b'{"records":[', b"]}")

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluice.contrib.formats.objects import records
-from sluice.streams.body import GROWTH, Budget
+from sluice.streams.body import Budget
 from sluice.streams.decoder import Result
-from sluice.streams.encoding import deflated
 from sluice.streams.logs import build, take
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
@@ -25,8 +24,7 @@ SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app"
 def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The messages of a body. Raises: Invalid."""
     if body.startswith(ZLIB):
-        body = deflated(body, budget.limits.inflated)
-        budget.charge(-GROWTH * len(body))
+        body = budget.inflate(body, "deflate", grows=True)
     if b"\0" in body:  # it ends a message over TCP, and no JSON has one
         body = body.replace(b"\0", b"\n")
     return records(body, budget, lambda sent: (log(sent),))

@@ -13,7 +13,7 @@ import msgspec
 
 from sluice.contrib.formats.overland import Geometry, point
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget
+from sluice.streams.body import ATTEMPT_COST, Budget
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.gps import PATH, from_object, getter, read_loose
 from sluice.streams.message import Message
@@ -35,7 +35,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
         return iter((from_object(part, lambda: sender(message, budget, PATH)),))
     features = bodies.elements(read_features(part), budget)
-    return decode_parts(features, lambda one: feature(one, message, budget), b'{"features":[', b"]}")
+    return decode_parts(features, lambda one: feature(one, message, budget), budget, b'{"features":[', b"]}")
 
 
 def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
@@ -44,9 +44,11 @@ def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
         sent = read_feature(part)
         lon, lat, altitude = point(sent.geometry)
     except (Invalid, msgspec.MsgspecError):
+        budget.attempt(len(part))
         with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
             return (from_object(part, lambda: sender(message, budget, PATH)),)
         raise
+    budget.left -= ATTEMPT_COST  # each name is looked for
     get = getter(read_loose(sent.properties if bytes(sent.properties) != b"null" else b"{}"))
     own = {"lat": lat, "lon": lon}
     made = from_names(lambda name: own.get(name, get(name)), lambda: sender(message, budget, PATH))

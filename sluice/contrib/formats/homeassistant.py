@@ -54,7 +54,7 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
         raise Empty(request.type)
     if request.type != "update_location":
         raise Invalid(f"not a position: type {request.type!r:.40}")
-    about = read_location(bytes(request.data))
+    about = read_location(bytes(request.data), budget)
     if about.location_name and about.gps == (None, None):
         raise Empty("unlocated")
     return (position(sender(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:-1]),)

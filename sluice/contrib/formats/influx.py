@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Remainder
+from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
 from sluice.streams.message import Message
 from sluice.streams.metrics import NOT_FINITE, state
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
@@ -67,11 +67,14 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
     unit = unit_of(message) if message else 1
     body = body.removeprefix(bodies.BOM)
     heads: dict[str, Head] = {}
+    empty = 0
     plain = not CONTROL_IN_BODY.search(body)
     longest = budget.limits.record // 4  # the tags of a line take up to 100 bytes of memory per byte
     for match in (LINE if b'"' in body else PLAIN_LINE).finditer(body):
         raw = match[0]
-        if not raw:
+        if not raw:  # a newline after another
+            empty += 1
+            budget.left -= not empty % BRACKETS
             continue
         if budget.left <= 0:
             yield Reject(replayable(body[match.start() :]), Remainder.reason)

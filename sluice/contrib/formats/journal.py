@@ -15,12 +15,13 @@ from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Limits, Log
 
 GAP = re.compile(rb"\n*+")
+FIELDS = 8  # of an entry that cost one record
 SIZE = 8  # bytes of the length of a binary value
 
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The entries of a body; each invalid one is one reject."""
-    return decode_parts(entries(body, budget), lambda entry: (log(entry, budget.limits),))
+    return decode_parts(entries(body, budget), lambda entry: (log(entry, budget.limits),), budget)
 
 
 def entries(body: bytes, budget: Budget) -> Iterator[bytes]:
@@ -35,8 +36,14 @@ def entries(body: bytes, budget: Budget) -> Iterator[bytes]:
         if (left := budget.left) <= 0:
             yield Remainder(body[start:])
             return
+        count = 0
         while at < len(body) and not body.startswith(b"\n", at):
             at = field(body, at)[2]
+            count += 1
+            budget.left -= not count % FIELDS
+            if budget.left <= 0:
+                yield Remainder(body[start:])
+                return
         yield body[start:at]
         budget.pay(left)
 

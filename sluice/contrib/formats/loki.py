@@ -125,9 +125,9 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
             if old and not bytes(given).startswith(b"{"):
                 labels = labels_of(read_label_text(given))
             else:
-                labels = labels_in(given)
+                labels = labels_in(given, budget)
         except Exception as error:
-            refused.refuse(element, error, budget)
+            refused.refuse(element, error, budget, len(element))
             continue
         size, lines = bodies.encoded_size(labels), Refused[bytes]()
         budget.left -= values == b"[]"
@@ -142,22 +142,24 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
                 try:
                     entry = old_entry(value) if old else read_entry(value)
                 except msgspec.ValidationError:
+                    budget.attempt(len(value))
                     entry = loose_entry(value)
                 time = entry.time
                 stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else nanoseconds_of(time)
                 yield record(labels, stamp, entry.line, entry.metadata)
             except Exception as error:
-                lines.refuse(value, error, budget)
+                lines.refuse(value, error, budget, len(value))
         refused.inside(lines, lambda some: head + b",".join(some) + b"]}")  # noqa: B023  # called at once
 
 
-def labels_in(given: msgspec.Raw) -> Labels:
+def labels_in(given: msgspec.Raw, budget: Budget) -> Labels:
     """The labels of a stream in an object; null has none. Raises: Invalid, msgspec's errors."""
     if bytes(given) == b"null":
         return {}
     try:
         labels = read_labels(given)
     except msgspec.ValidationError:
+        budget.attempt(len(bytes(given)))
         labels = texts(read_loose_labels(given))
     check_texts(*labels, *labels.values())
     return labels
@@ -177,7 +179,7 @@ def old_entry(value: bytes) -> Entry:
 
 def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
     """The lines of a request in protobuf. A part that is refused is a stream with its tag. Raises: as `decode`."""
-    for _ in fields(body):  # all of them: from here on, `fields` does not raise
+    for _ in fields(body, budget):  # all of them: from here on, `fields` does not raise
         pass
     for field in fields(body):
         if field.number != STREAMS:
@@ -187,7 +189,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
             return
         stream, labels, head, lines = body[field.content : field.end], b"", b"", 0
         try:
-            for part in fields(stream):
+            for part in fields(stream, budget):
                 lines += part.number == ENTRIES
                 if part.number == LABELS:
                     labels, head = stream[part.content : part.end], stream[part.start : part.end]
@@ -195,7 +197,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
             pairs = labels_of(labels.decode())
             size, entries = bodies.encoded_size(pairs), Refused[bytes]()
         except Exception as error:
-            refused.refuse(body[field.start : field.end], error, budget)
+            refused.refuse(body[field.start : field.end], error, budget, field.end - field.start)
             continue
         budget.left -= not lines
         for part in fields(stream):
@@ -213,7 +215,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
                 more = {pair.name: pair.value for pair in sent.structured_metadata}
                 yield record(pairs, time, sent.line, more)
             except Invalid as error:
-                entries.refuse(stream[part.start : part.end], error, budget)
+                entries.refuse(stream[part.start : part.end], error, budget, part.end - part.start)
         refused.inside(entries, lambda some: wrapped(STREAMS, head + b"".join(some)))  # noqa: B023  # called at once
 
 

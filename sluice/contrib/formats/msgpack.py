@@ -1,7 +1,8 @@
 """Decodes MessagePack (github.com/msgpack/msgpack, spec.md), the default of Fluent Bit's and Fluentd's HTTP outputs.
 
-A body has one object after the other: a record, or an array of its time and it (Fluentd's "Forward Protocol", Entry;
-Fluent Bit has metadata beside the time). A record is a row of `logs`, as the same in JSON.
+A body has one object after the other: a record, an array of records (Logtail's libraries), or an array of a time and a
+record (Fluentd's "Forward Protocol", Entry; Fluent Bit has metadata beside the time). A record is a row of `logs`, as
+the same in JSON.
 """
 
 from __future__ import annotations
@@ -46,14 +47,21 @@ class Dense(bytes):
 
 def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The records of a body; each invalid object is one reject."""
-    return decode_parts(objects(body, budget), lambda part: (log(part, budget.limits.record),))
+    return decode_parts(objects(body, budget), lambda part: (log(part, budget.limits.record),), budget)
 
 
 def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """The objects of a body; a Remainder once the budget is used up."""
+    """The objects of a body, and of its arrays of records; a Remainder once the budget is used up."""
     at, most = 0, budget.limits.record // BYTES_PER_OBJECT
+    missing = 0  # records of arrays that have begun
     while at < len(body):
         left, start = budget.left, at
+        width = 0 if 0x90 <= body[at] < 0xA0 else {0xDC: 2, 0xDD: 4}.get(body[at], -1)
+        first = at + 1 + width
+        if width >= 0 and first < len(body) and (0x80 <= body[first] < 0x90 or body[first] in (0xDE, 0xDF)):
+            missing += int.from_bytes(body[at + 1 : first], "big") if width else body[at] & 15
+            at = first
+            continue
         at, count = end(body, start, budget)
         if budget.left <= 0:
             yield Remainder(body[start:])
@@ -63,6 +71,9 @@ def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
             part = ARRAY + part
         yield Cut(part) if at > len(body) else part if count <= most else Dense(part)
         budget.pay(left)
+        missing -= missing > 0
+    if missing and at == len(body):
+        yield Cut(b"\xdd" + missing.to_bytes(4, "big"))
 
 
 def end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from sluice.streams.record import INT64, Invalid, Record, finite
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
+LENIENT_SHARE = 4  # times the bytes that an attempt with `lenient` costs: it makes each field by itself
 FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
 MOST_TOGETHER = 5_000  # rows that are made at once: some megabytes
 
@@ -79,7 +80,7 @@ class Protobuf:
         Once the budget is used up, the children from there on are in one piece.
         """
         own, at = [], 0
-        for count, field in enumerate(protobuf.fields(data)):
+        for count, field in enumerate(protobuf.fields(data, budget)):
             if count >= FIELDS_PER_RECORD * budget.limits.records:
                 raise Invalid(f"not OTLP: a message with more than {count} fields")
             if field.number in node.numbers:
@@ -89,7 +90,7 @@ class Protobuf:
 
     def is_known(self, node: Node, data: bytes) -> bool:
         """Whether all fields of a message are known."""
-        return not len(UnknownFieldSet(self.parse(node, data)))
+        return not len(UnknownFieldSet(node.kind.FromString(data)))
 
     def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
         for field in protobuf.fields(data):
@@ -106,7 +107,7 @@ class Protobuf:
             child.data if child.rest else protobuf.wrapped(known[child.name].number, child.data) for child in children
         )
 
-    def parse(self, node: Node, data: bytes) -> Any:
+    def parse(self, node: Node, data: bytes, budget: Budget) -> Any:
         try:
             return node.kind.FromString(data)
         except DecodeError:
@@ -166,12 +167,12 @@ class Json:
                 members.append(b'"%b":%b' % (name.encode(), b"[%b]" % value if name in node.repeated else value))
         return b"{%b}" % b",".join(members)
 
-    def parse(self, node: Node, data: bytes) -> Any:
+    def parse(self, node: Node, data: bytes, budget: Budget) -> Any:
         descriptor = node.kind.DESCRIPTOR
         try:
             return node.kind(**arguments(descriptor, msgspec.json.decode(data)))
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
-            pass
+            budget.attempt(LENIENT_SHARE * len(data))
         try:
             return node.kind(**lenient(descriptor, json.loads(data, parse_float=real)))
         except (TypeError, ValueError, OverflowError) as error:
@@ -213,14 +214,14 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
 
     def checked(text: bytes) -> Iterator[Result]:
         bodies.check_json(text)
-        return request(Json(), root, renamed(text), budget)
+        return request(Json(), root, renamed(text, budget), budget)
 
     try:
         return checked(body.strip())
     except Invalid:
         if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
             raise
-        return decode_parts(bodies.lines(body, budget), checked)
+        return decode_parts(bodies.lines(body, budget), checked, budget)
 
 
 def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
@@ -257,7 +258,7 @@ def walk(
         if not all(below.children for below in node.children.values()):
             context = sized(context)
     except Exception as error:
-        above.refuse(message, error, budget)
+        above.refuse(message, error, budget, len(message.data))
         return
     refused = Refused[Child]()
     for child in children or ():
@@ -294,7 +295,7 @@ def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[
                 if len(records) >= budget.left or len(records) > MOST_TOGETHER:  # `repeat` may use it up
                     raise Invalid("too many")
     except Exception:
-        budget.left, budget.room = left, room
+        budget.left, budget.room = left - len(records) // 2, room  # they are made once more
         return []
     return records
 
@@ -308,7 +309,7 @@ def innermost(
         records: Sequence[Record] = node.read(parse(encoding, node, message.data, budget), context)
         budget.repeat(len(records), context.size)
     except Exception as error:
-        above.refuse(message, error, budget)
+        above.refuse(message, error, budget, len(message.data))
         return ()
     return records
 
@@ -321,7 +322,7 @@ def parse(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) ->
     """A message of a bounded size. Raises: Invalid."""
     if len(data) > budget.limits.record // 4:
         raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
-    return encoding.parse(node, data)
+    return encoding.parse(node, data, budget)
 
 
 def identity(sent: bytes) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from sluice.streams.body import Budget, replace
+
 Names = dict[str, msgspec.Raw]
 # C++'s SDK writes the names of the protobuf unless told otherwise (opentelemetry-cpp, `use_json_name`)
 SNAKE = re.compile(rb'\{\s*+"resource_')
@@ -21,10 +23,10 @@ NAME = re.compile(rb'"[a-z]++(?:_[a-z]++)++"(?=\s*+:)')
 ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 
-def renamed(text: bytes) -> bytes:
-    """A request with the names of JSON."""
+def renamed(text: bytes, budget: Budget) -> bytes:
+    """A request with the names of JSON. Raises: Exhausted."""
     is_snake = b"_" in text and (SNAKE.match(text) or any(part in text for part in SNAKE_BELOW))
-    return NAME.sub(camel, text) if is_snake else text
+    return replace(NAME, camel, text, budget) if is_snake else text
 
 
 def camel(name: re.Match[bytes]) -> bytes:

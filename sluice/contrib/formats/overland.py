@@ -71,7 +71,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
 
     Raises: Invalid, msgspec's errors.
     """
-    request = read(part)
+    request = read(part, budget)
     features = bodies.array(request.locations, "locations")
     owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
@@ -79,9 +79,9 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     def positions(part: bytes) -> tuple[Gps]:
         if request.device_id:
             budget.charge(len(owner))
-        return (feature(part, request.device_id or sender(message, budget, "overland")),)
+        return (feature(part, request.device_id or sender(message, budget, "overland"), budget),)
 
-    return decode_parts(bodies.elements(features, budget), positions, head, b"]}")
+    return decode_parts(bodies.elements(features, budget), positions, budget, head, b"]}")
 
 
 def point(geometry: Geometry) -> tuple[Any, Any, Any]:
@@ -95,14 +95,15 @@ def point(geometry: Geometry) -> tuple[Any, Any, Any]:
     return lon, lat, altitude
 
 
-def feature(element: bytes, device: str | int) -> Gps:
+def feature(element: bytes, device: str | int, budget: Budget) -> Gps:
     try:
-        sent = read_feature(element)
+        sent = read_feature(element, budget)
     except (Invalid, msgspec.ValidationError):
         action = read_unlocated(element)
         if bytes(action.geometry) in (b"", b"null") and "action" in action.properties:
             raise Empty("unlocated") from None
         with suppress(Invalid, msgspec.MsgspecError):  # Expo's and other libraries send plain objects
+            budget.attempt(len(element))
             return from_object(element, lambda: str(device))
         raise
     if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own

@@ -47,7 +47,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
 
     Raises: Invalid if it is not a valid position; msgspec's errors.
     """
-    location = read(part)
+    location = read(part, budget)
     if location.kind not in POSITIONS:
         raise (
             Empty(location.kind) if location.kind in OTHERS else Invalid(f"not a position: _type {location.kind!r:.40}")

@@ -8,7 +8,7 @@ histogram; `exemplar`; `start`; `metadata`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, chain
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 
 from sluice.contrib.formats.protobuf import Field, fields, load_messages, parsed, uncompress
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Refused
+from sluice.streams.body import BRACKETS, Budget, Exhausted, Refused
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed
 from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite
@@ -31,6 +31,7 @@ EXPONENTIAL, CUSTOM = range(-4, 9), -53  # schemas of native histograms
 MAX_BUCKETS = 10_000  # of one histogram; Prometheus makes 160 unless told otherwise
 BUCKET = 64  # bytes of a bucket as JSON
 MILLISECOND = 1_000_000
+COUNTED_BYTES = 16_384  # of a series from which its parts are counted before the library makes them
 
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | Reject]:
@@ -63,8 +64,11 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
             break
         try:
             rows = request.rows(field, body, budget)
+        except Exhausted:
+            refused.rest.append(body[field.start :])
+            break
         except Invalid as error:
-            refused.refuse(body[field.start : field.end], error, budget)
+            refused.refuse(body[field.start : field.end], error, budget, field.end - field.start)
         else:
             yield from rows
     yield from refused.rejects(lambda parts: head + b"".join(parts))
@@ -100,7 +104,10 @@ class Request:
         self.described: set[tuple[Any, ...]] = set()  # metadata that has a row; version 2 repeats it with each series
 
     def rows(self, field: Field, body: bytes, budget: Budget) -> list[Metric]:
-        """The rows of one field: a series or, in version 1, the metadata of a metric. Raises: Invalid."""
+        """The rows of one field: a series or, in version 1, the metadata of a metric.
+
+        They are paid for before they are made, also if that fails. Raises: Invalid, Exhausted.
+        """
         limit = budget.limits.record
         if field.end - field.content > limit:
             raise Invalid(f"series larger than {limit} bytes")
@@ -109,7 +116,13 @@ class Request:
             about = parsed(messages.Metadata1, raw)
             name, _ = labelled([("__name__", about.metric_family_name)])
             return [metadata(name, about.type, about.help, about.unit)]
+        if len(raw) > COUNTED_BYTES:  # an empty part has two bytes, and takes a hundred times as many
+            budget.work(sum(1 for _ in fields(raw)) // BRACKETS)
         series = parsed(messages.Series1 if self.version == 1 else messages.Series2, raw)
+        count = len(series.samples) + 3 * len(series.histograms) + len(series.exemplars)
+        if count > budget.limits.records:
+            raise Invalid(f"series of more than {budget.limits.records} rows")
+        budget.left -= count
         self.charge(series, budget)
         name, tags = labelled(self.labels(series))
         created = series.created_timestamp if self.version == 2 else 0
@@ -127,6 +140,7 @@ class Request:
                 rows.append(metadata(name, about.type, self.symbol(about.help_ref), self.symbol(about.unit_ref)))
         if not rows:  # Prometheus takes them
             budget.left -= bodies.EMPTY_COST
+        budget.left += count
         if self.version == 2 or len(rows) > 1:
             budget.repeat(len(rows), bodies.encoded_size(tags, name))
         return rows
@@ -137,8 +151,10 @@ class Request:
             about, known = series.metadata, len(self.sizes)
             parts = [series.labels_refs, *(part.labels_refs for part in series.exemplars)]
             references = chain((about.help_ref, about.unit_ref), *parts)
+            budget.work(sum(map(len, parts)) // BRACKETS)
             budget.repeat(1, sum(self.sizes[number] for number in references if number < known))
         for part in series.histograms:
+            budget.work((len(part.negative_spans) + len(part.positive_spans)) // BRACKETS)
             counts = part.negative_deltas, part.negative_counts, part.positive_deltas, part.positive_counts
             budget.repeat(sum(map(len, counts)), BUCKET)
 
@@ -258,8 +274,10 @@ def buckets(part: Any) -> list[list[float | None]]:
     return filled + [[bound(schema, index - 1), bound(schema, index), count] for index, count in above]
 
 
-def counted(spans: Iterable[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
+def counted(spans: Sequence[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
     """The index and the count of each bucket. Raises: Invalid."""
+    if len(spans) > MAX_BUCKETS:
+        raise Invalid(f"histogram with more than {MAX_BUCKETS} spans")
     absolute = [*counts, *accumulate(deltas)]
     check_finite(absolute)
     if any(not -(2**63) <= count < 2**63 for count in absolute):

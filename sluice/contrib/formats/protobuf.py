@@ -14,8 +14,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from sluice.contrib.formats.written import Uncounted, long
-from sluice.streams.body import GROWTH, Budget
-from sluice.streams.encoding import unsnapped
+from sluice.streams.body import BRACKETS, Budget
 from sluice.streams.record import Invalid
 
 # cd sluice/contrib/formats && protoc -I. -o messages.binpb loki.proto prometheus.proto
@@ -52,20 +51,23 @@ def parsed(kind: Any, data: bytes) -> Any:
         raise Invalid(f"not protobuf: {error}") from None
 
 
-def fields(message: bytes) -> Iterator[Field]:
+def fields(message: bytes, budget: Budget | None = None) -> Iterator[Field]:
     """The fields whose content has a length: messages, strings, packed numbers. Skips all others.
 
     The library decodes a message as a whole, and an empty one of 2 bytes takes 100 bytes of memory. So the
     decoders let them decode one repeated message at a time. Raises: Invalid if it is not a protobuf message, or has
     more fields than one of this size needs: to look for the next one takes as long for two bytes as for a series.
+    budget: pays for them. Raises: Exhausted.
     """
     at, size = 0, len(message)
-    left = FEW_FIELDS + size // FIELD_BYTES
+    left = most = FEW_FIELDS + size // FIELD_BYTES
     try:
         while at < size:
             left -= 1
+            if budget and not (most - left) % BRACKETS:
+                budget.work(1)
             if left < 0:
-                raise Invalid(f"a message with more than {FEW_FIELDS + size // FIELD_BYTES} fields")
+                raise Invalid(f"a message with more than {most} fields")
             tag, content = message[at], at + 1
             if tag >= 0x80:
                 tag, content = long(message, content)
@@ -106,6 +108,4 @@ def wrapped(number: int, content: bytes) -> bytes:
 
 def uncompress(data: bytes, budget: Budget) -> bytes:
     """The content of a snappy block. Raises: Invalid if it is damaged, or has more content than a body may."""
-    content = unsnapped(data, budget.limits.inflated)
-    budget.charge(-GROWTH * len(content))
-    return content
+    return budget.inflate(data, "snappy", grows=True)

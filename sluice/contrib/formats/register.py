@@ -19,8 +19,11 @@ LIMITS = ("X-Limit-U", "X-Limit-D")  # OwnTracks: may have the device's name
 
 PROBES = {"/health": "health", "/ping": "ping", "/query": "query", "/ready": "ready"}
 
-# A map or an array of up to 15 objects, or of up to 255: no text in UTF-8 begins so
-MSGPACK = re.compile(rb"[\x80-\x9f]|[\xdc\xde]\0")
+# A map or an array of up to 15 objects, of up to 32,767, an array of more maps, or of more than 65,535 objects: no text
+# in UTF-8 begins so
+MSGPACK = re.compile(
+    rb"[\x80-\x9f]|[\xdc\xde][\x00-\x7f\xc0-\xff]|\xdc[\x80-\xbf][\x00-\xc1\xf5-\xff][\x80-\x8f\xde\xdf]|[\xdd\xdf]\0"
+)
 
 # In the order in which they are tried
 FORMATS = (

@@ -38,12 +38,12 @@ read_loose = reader(LoosePoint)
 read_value = msgspec.json.Decoder(Value | None).decode
 
 
-def read_point(part: bytes) -> Point:
+def read_point(part: bytes, budget: Budget) -> Point:
     """A point. A value that has no type of InfluxDB is stored as its JSON. Raises: Invalid, msgspec's errors."""
     try:
         return read_strict(part)
     except msgspec.ValidationError:
-        point = read_loose(part)
+        point = read_loose(part, budget)
     values: dict[str, Value | None] = {}
     for name, sent in point.fields.items():
         try:
@@ -56,7 +56,11 @@ def read_point(part: bytes) -> Point:
 def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The fields of several points. Each invalid point is one reject. Raises: Invalid."""
     return decode_parts(
-        bodies.elements(read_points(part), budget), lambda part: point(part, message, budget), b'{"metrics":[', b"]}"
+        bodies.elements(read_points(part), budget),
+        lambda part: point(part, message, budget),
+        budget,
+        b'{"metrics":[',
+        b"]}",
     )
 
 
@@ -64,7 +68,7 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     """The fields of a point. An invalid field makes the point invalid. Raises: Invalid, msgspec's errors."""
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
-    point = read_point(part)
+    point = read_point(part, budget)
     time = nanoseconds_of(point.time, point.ts, point.timestamp)
     tags = point.tags or {}
     metrics = []

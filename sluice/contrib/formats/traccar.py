@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty
+from sluice.streams.body import ATTEMPT_COST, Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.gps import PATH, from_object
 from sluice.streams.lenient import reader
@@ -101,14 +101,15 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         budget.charge(len(head))
         return (located(head + element + b"}", message, budget),)
 
-    return decode_parts(bodies.elements(bytes(batch.location), budget), one, head + b"[", b"]}")
+    return decode_parts(bodies.elements(bytes(batch.location), budget), one, budget, head + b"[", b"]}")
 
 
 def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
     """The position of a request with one location. Raises: Invalid, msgspec's errors."""
     try:
-        request = read(part)
+        request = read(part, budget)
     except (Invalid, msgspec.MsgspecError):
+        budget.left -= ATTEMPT_COST
         with suppress(Invalid, msgspec.MsgspecError):  # of another app
             return from_object(part, lambda: sender(message, budget, "traccar"))
         raise
@@ -121,7 +122,7 @@ def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
 def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position that Traccar's server passes on (traccar.org/forward, forward.type=json). Raises: as `decode`."""
     try:
-        sent = read_forward(part)
+        sent = read_forward(part, budget)
     except (Invalid, msgspec.MsgspecError):
         with suppress(Invalid, msgspec.MsgspecError):
             return (from_object(part, lambda: sender(message, budget, PATH)),)
@@ -131,11 +132,17 @@ def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps
     return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)
 
 
+# What clients of the protocol send beside its device (traccar.org/osmand): any other form may have an `id`
+MARKS = frozenset(("timestamp", "batt", "hdop", "location", "cell", "wifi", "valid", "charge", "driverUniqueId"))
+
+
 def form(fields: dict[str, str]) -> Gps | None:
-    """The position of a form whose device is `id` or `deviceid`. The speed is in knots; `location` may replace lat and
-    lon. A tracker without a fix sends the cells or networks that it sees (traccar.org/osmand). Raises: Invalid, Empty.
+    """The position of a form whose device is `deviceid`, or `id` beside one of MARKS.
+
+    The speed is in knots; `location` may replace lat and lon. A tracker without a fix sends the cells or networks that
+    it sees (traccar.org/osmand). Raises: Invalid, Empty.
     """
-    if "device" in fields or not ("id" in fields or "deviceid" in fields):
+    if "device" in fields or not ("deviceid" in fields or ("id" in fields and not MARKS.isdisjoint(fields))):
         return None
     lat, lon = fields.get("lat"), fields.get("lon")
     if lat is None and lon is None and "location" in fields:

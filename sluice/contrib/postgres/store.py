@@ -60,6 +60,7 @@ VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupEr
 class Postgres(Store[Session]):
     """A database of a PostgreSQL server."""
 
+    TIME_UNIT = 1_000
     EPOCH_OF = "split_part(claim, ':', 1)"
     NOW = "clock_timestamp()"
     AGE = "greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8"

@@ -60,6 +60,7 @@ OLD_INDEXES = ("batches_spools_by_name", "batches_folded_by_spool", "batches_exp
 class Sqlite(Store[apsw.Connection]):
     """A database file."""
 
+    TIME_UNIT = 1_000_000
     EPOCH_OF = "substr(claim, 1, instr(claim, ':') - 1)"
     NOW = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"

@@ -355,8 +355,16 @@ def test_a_form_with_a_device_is_plain_even_with_an_id(name):
     form = b"device=bike&lat=48.1&lon=11.6&speed=10&%s=7"
     assert decode(form % name.encode()) == [Gps(device="bike", lat=48.1, lon=11.6, speed=10.0)]  # metres per second
     # an empty field counts as not sent
-    (traccar,) = decode(form.replace(b"bike", b"") % name.encode())
+    (traccar,) = decode(form.replace(b"bike", b"") % name.encode() + b"&timestamp=1766600000")
     assert (traccar.device, traccar.speed) == ("7", 18520 / 3600)
+
+
+def test_a_form_with_nothing_of_traccar_but_an_id_is_plain():
+    form = b"id=7&lat=48.1&lon=11.6&speed=10&time=1766600000"
+    (plain,) = decode(form)
+    assert (plain.device, plain.speed) == ("7", 10.0)  # metres per second
+    for mark in b"batt=80", b"hdop=1", b"timestamp=1766600000", b"valid=true":
+        assert decode(form + b"&" + mark)[0].speed == 18520 / 3600  # knots
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,25 @@ def test_messagepack_of_fluent_bit_and_fluentd_is_as_json(time: Any, path: str |
     assert decode("logs", pack(PACKED | {"time": 1767268800.5}) * 2) == [UNPACKED] * 2
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 15, 16, 255, 256, 300, 5_000, 40_000])
+def test_each_record_of_an_array_of_messagepack_is_a_row(count: int) -> None:
+    sent = [{"message": str(n)} for n in range(count)]
+    path = kept(pack(sent), "/logs", "Content-Type: application/msgpack")
+    assert [row.message for row in decode("logs", path)] == [str(n) for n in range(count)]
+
+
+def test_an_element_of_an_array_of_messagepack_that_is_no_record_is_buried_alone() -> None:
+    one, other, reject = decode("logs", pack([{"message": "a"}, 5, {"message": "b"}]))
+    assert (one.message, other.message) == ("a", "b")
+    assert reject.reason == "msgpack: neither a record nor a time and a record"
+
+
+def test_a_truncated_array_of_messagepack_is_buried_beside_its_records() -> None:
+    *rows, reject = decode("logs", pack([{"message": "a"}] * 300)[:-11])
+    assert [row.message for row in rows] == ["a"] * 299
+    assert reject.reason == "msgpack: truncated" and reject_reason("logs", reject.part) == reject.reason
+
+
 def test_a_large_map_of_messagepack_and_one_in_an_array_are_records() -> None:
     many = PACKED | {f"a{n}": n for n in range(300)}
     sent = pack([EVENT_TIME, many]) + pack(many) + b"\xdf" + len(PACKED).to_bytes(4, "big") + pack(PACKED)[1:]
