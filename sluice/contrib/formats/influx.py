@@ -75,7 +75,8 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
         if not raw:  # a newline after another
             empty += 1
             budget.left -= not empty % BRACKETS
-            continue
+            if budget.left > 0:
+                continue
         if budget.left <= 0:
             yield Reject(replayable(body[match.start() :]), Remainder.reason)
             return
