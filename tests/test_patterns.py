@@ -74,7 +74,6 @@ REASONS = {
     "sluice/fastlane/grammar.py: FIELD": "it reads what FIELDS has matched: no attempt fails",
     "sluice/contrib/formats/influx.py: LINE": "it never fails, and only the last quote of a body can have no end",
     "sluice/contrib/formats/influx.py: TAG": "it reads what HEAD has matched: no attempt fails",
-    "sluice/streams/json_repair.py: TOKEN": "each quote begins a match, also one without an end",
     "sluice/contrib/destinations/destination.py: '(?<=://)[^/@]*@'": "a setting",
     "sluice/contrib/access/nginx.py: '^[^:#\\\\s][^:\\\\n]*:[^\\\\s:]+'": "a setting",
 }

@@ -618,7 +618,13 @@ time, type, text = dict(time=2**90, device="a", lat=1), dict(device="a", lat="x"
 bad = {f"b{n}": Gps(lon=2, **fields) for n, fields in ((1, time), (3, type), (4, text))}
 print(open_store(sys.argv[1], STREAMS).persist(claim(count=6), gps(6, **bad)))
 """
-    command = [sys.executable, "-c", program, pg.url, str(harness.ROOT), str(harness.ROOT / "tests")]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        pg.url,
+        *(str(harness.ROOT / at) for at in (".", "tests", "tests/contrib")),
+    ]
     env = os.environ | {"PSYCOPG_IMPL": "python"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.stdout == "Outcome(records=3, letters=3, again=False)\n", done.stderr

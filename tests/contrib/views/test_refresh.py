@@ -425,7 +425,7 @@ STREAMS = {"notices": stream("notices", Mixed)}
 def test_a_count_knows_keys_and_values_by_their_json(
     kind: str, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("support.views_site.RECORDS", MIXED)
+    monkeypatch.setattr("contrib_support.views_site.RECORDS", MIXED)
     values: list[Any] = [1, 1.5, "1", "[1]", {"b": 1, "a": [2]}, "x y"]
     texts = ["1", "1.5", "[1]", '{"a":[2],"b":1}', "x y"]
     with site(server if kind == "postgres" else None) as here:
