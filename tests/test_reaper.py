@@ -35,7 +35,7 @@ def test_a_program_that_was_left_is_killed_and_named(tmp: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_command_and_all_that_it_started(tmp: Path, number: signal.Signals) -> None:
-    process = reaped(tmp, f"touch {tmp}/ready; exec sleep 1000")  # a shell that waits for a child misses SIGINT
+    process = reaped(tmp, f": >{tmp}/ready; exec sleep 1000")  # a shell that waits for a child misses SIGINT
     poll((tmp / "ready").exists)
     process.send_signal(number)
     process.communicate(timeout=60)

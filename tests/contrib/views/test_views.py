@@ -101,7 +101,8 @@ def test_an_invalid_declaration_stops_the_follower(tmp: Path) -> None:
 @pytest.mark.parametrize("runtime", PYTHON)
 def test_the_reader_s_half_imports_no_driver(runtime: str) -> None:
     code = (
-        "import sys; from sluice import settings; from sluice.contrib import views; import sluice.contrib.views.contract; "
+        "import sys; from sluice import settings; from sluice.contrib import views; "
+        "import sluice.contrib.views.contract; "
         "print(len(views.load(settings.load({}))), sorted({'msgspec', 'apsw', 'psycopg', 'redis'} & {*sys.modules}))"
     )
     done = subprocess.run([PYTHON[runtime], "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
