@@ -171,4 +171,4 @@ class KafkaCells(Cells):
 
     def taken(self, stream: str) -> int:
         """Bodies that came since the beginning. Raises: KafkaUnavailable."""
-        return sum(one.end for one in self.positions(stream)) + self.past[stream]
+        return int(sum(one.end for one in self.positions(stream)) + self.past[stream])

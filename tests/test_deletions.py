@@ -116,6 +116,10 @@ def test_without_contrib_the_tests_of_the_core_pass(tmp: Path) -> None:
 @pytest.mark.nightly
 def test_without_contrib_the_types_and_the_style_of_what_remains_are_right(tmp: Path) -> None:
     root = checkout_without("", tmp / "checkout")
-    for command in (["ruff", "check"], ["ruff", "format", "--check"], ["mypy", "--no-warn-unused-ignores"]):
+    for command in (
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["mypy", "--exclude", "^proving/histories/", "--no-warn-unused-ignores"],
+    ):
         done = subprocess.run([root / ".venv/bin" / command[0], *command[1:]], cwd=root, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout[-3000:]

@@ -11,8 +11,10 @@ import pytest
 
 import planted
 from proving.harness import ROOT
+from support.folders import whole
 
 
+@whole
 def test_each_fault_can_be_made_and_names_tests_that_exist() -> None:
     odd: list[str] = []
     shared = "".join(path.read_text() for path in (ROOT / "tests").rglob("*_contract.py"))

@@ -212,6 +212,7 @@ def test_the_addresses_of_one_ipv6_network_share_their_concurrent_requests() -> 
     in_thread(test)
 
 
+@needs("access")
 @needs_root
 @needs_ipv6
 def test_unless_set_a_client_of_the_internet_has_64_concurrent_requests() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from proving.harness import PATIENCE, Answer, Server, connect, installation, poll, post, request
 from sluice.run.configure import has_ipv6
-from support.folders import needs
+from support.folders import has, needs
 
 pytestmark = pytest.mark.contract
 
@@ -69,16 +69,8 @@ def listeners(up: Server) -> set[tuple[str, str, int]]:
 
 def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
     with installation(tmp) as up:
-        assert set(processes(up).values()) >= {
-            "up",
-            "redis",
-            "worker",
-            "gateway",
-            "nginx",
-            "views",
-            "follower",
-            "reader",
-        }
+        programs = {"up", "redis", "worker", "gateway", "nginx", *["views", "follower", "reader"] * has("views")}
+        assert set(processes(up).values()) >= programs
         assert listeners(up) == {("nginx", "tcp", up.port)} | ({("nginx", "tcp6", up.port)} if has_ipv6() else set())
 
 
@@ -98,7 +90,8 @@ def test_another_user_can_open_neither_sockets_nor_files(tmp: Path) -> None:
             # one is for datagrams: tests/run/test_up.py looks at its mode
             return [tmp / "own/redis.sock", *set((home / "run").glob("*.sock")) - {home / "run/rejected.sock"}]
 
-        poll(lambda: len(found()) == 11)  # of Redis, gateway (4), reader (4), the views' Redis and metrics
+        # of Redis, gateway (4), reader (4), the views' Redis and metrics
+        poll(lambda: len(found()) == 5 + 5 * has("views") + has("page"))
         sockets = found()
         files = [path for path in home.rglob("*") if path.is_file() and path.name != "up.out"]  # the test's own
         assert len(files) > 15

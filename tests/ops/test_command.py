@@ -19,6 +19,7 @@ from sluice.account import STATES
 from sluice.ops import __main__ as command
 from sluice.ops.__main__ import parser
 from sluice.streams.built_in import STREAMS
+from support.folders import has, needs
 from support.operator_verbs import sluice
 
 (VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
@@ -44,6 +45,7 @@ def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp
     assert not modules & {"rich", "prometheus_client", "supervisor", "sluice.run", "proving"}
 
 
+@needs("kafka")
 @pytest.mark.contract
 def test_without_the_library_of_kafka_a_verb_names_the_command_that_installs_it(tmp: Path) -> None:
     program = "import sys\nsys.modules['confluent_kafka'] = None\nfrom sluice.ops.__main__ import command\ncommand()"
@@ -106,7 +108,7 @@ def test_the_version_is_that_of_the_package(tmp: Path) -> None:
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("words", [("--version",), ("status",), ("status", "--json"), ("metrics",)])
+@pytest.mark.parametrize("words", [("--version",), ("status",), ("status", "--json"), *[("metrics",)] * has("page")])
 def test_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp: Path) -> None:
     command: list[str | Path] = [ROOT / "bin/sluice", *words]
     with open("/dev/full", "w") as full:

@@ -24,6 +24,6 @@ whole = needs(*ALL)
 
 def lacks(path: str) -> bool:
     """Whether a path or a dotted name is of a folder of contrib that is not here."""
-    if re.search(r"\bcontrib/?$", path):
-        return not any(map(has, ALL))
+    if not any(map(has, ALL)):
+        return bool(re.search(r"\bcontrib\b", path))
     return any(f"contrib{mark}{folder}" in path for mark in "./" for folder in ALL if not has(folder))

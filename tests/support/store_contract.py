@@ -868,9 +868,10 @@ class StoreTests:
     def test_metrics_under_another_name_are_stored_as_metrics(self, backend: Backend) -> None:
         own = STREAMS["metrics"]._replace(name="readings")
         store = open_store(backend.url, {"metrics": STREAMS["metrics"], "readings": own})
-        line = b"m f=0.1,n=18446744073709551615u 1766600000123456789"
+        point = b'{"name":"m","field":"%b","value":%b,"time":1766600000123456789}'
+        points = b"\n".join([point % (b"f", b"0.1"), point % (b"n", b"18446744073709551615")])
         for name in "metrics", "readings":
-            assert store.persist(claim(name, 1), decoded(own, [line])) == Outcome(2, 0)
+            assert store.persist(claim(name, 1), decoded(own, [points])) == Outcome(2, 0)
         columns = backend.ask("SELECT * FROM metrics ORDER BY field")
         renamed = backend.ask("SELECT * FROM readings ORDER BY field")
         assert [row[:-3] for row in columns] == [row[:-3] for row in renamed]  # all but batch, seq, sender
