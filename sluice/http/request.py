@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
@@ -50,11 +50,32 @@ MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 # see `plainness`
-PLAIN, BODY_ONLY, KEY_AND_BODY, SENDER_AND_BODY = "plain", "body only", "key and body", "sender and body"
+PLAIN, BODY_ONLY, SENDER_AND_BODY = "plain", "body only", "sender and body"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of an HTTP message, its path and query
 
 sender_heads: dict[str, bytes] = {}  # by name; functools.cache takes 0.2 µs on PyPy
 kept_heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the route
+
+
+class KeyedHead(NamedTuple):
+    """What the kept heads of one shape have in common, beside the key; see `plainness`.
+
+    before: what stands before the key. fields: those behind it, as in `Reading.kept`.
+    """
+
+    before: str
+    fields: tuple[tuple[str, str], ...]
+
+    def made(self, environ: dict[str, Any]) -> bytes:
+        """The head of a request. Raises: Rejected if its key is malformed."""
+        key: str = environ["HTTP_IDEMPOTENCY_KEY"]
+        if not idempotency_key(key):
+            raise Rejected(BAD_KEY)
+        head = self.before + key
+        for name, begin in self.fields:
+            if value := environ[name]:
+                head += begin + value
+        return (head + "\r\n\r\n").encode("latin-1")
 
 
 class Reading(Protocol):
@@ -81,15 +102,18 @@ def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """
     plain = environ.get("fastlane.plain")
     keep_head, max_body = endpoint.keeps_head, endpoint.max_body
-    if plain is BODY_ONLY or plain is KEY_AND_BODY or plain is SENDER_AND_BODY:  # most need nothing of what follows
-        if plain is KEY_AND_BODY:
-            keep_head = is_keyed(environ)
+    if plain is BODY_ONLY or plain is SENDER_AND_BODY or plain.__class__ is KeyedHead:  # most need no more than this
+        begin = b""
+        if plain is SENDER_AND_BODY:
+            name = environ[SENDER]
+            begin = sender_heads.get(name) or sender_head(name)
+        elif isinstance(plain, KeyedHead):
+            begin = plain.made(environ)
         body: bytes = environ["wsgi.input"].read()
         if not 0 < len(body) <= max_body:
             raise Rejected(too_large(max_body) if body else EMPTY)
-        if plain is SENDER_AND_BODY:
-            name = environ[SENDER]
-            return (sender_heads.get(name) or sender_head(name)) + body
+        if begin:
+            return begin + body
     else:
         if not plain:
             keep_head = examine(environ, keep_head)
@@ -181,32 +205,41 @@ def codings(encoding: str) -> list[str]:
     return [coding.strip() for coding in encoding.split(",")]
 
 
-def plainness(environ: dict[str, Any], has_query: bool, keep_head: bool) -> str:
+def plainness(environ: dict[str, Any], has_query: bool, endpoint: Reading) -> str | KeyedHead:
     """What is known of all heads with these fields, this type and this encoding: PLAIN if `examine` finds nothing but a
-    key and a sender in them; BODY_ONLY, KEY_AND_BODY or SENDER_AND_BODY if there is nothing else to look at, either;
+    key and a sender in them; BODY_ONLY, SENDER_AND_BODY or a KeyedHead if there is nothing else to look at, either;
     else "".
 
     environ: of the fast lane, so the body has the length that the head says.
     """
     others = {name: value for name, value in environ.items() if name not in ("HTTP_IDEMPOTENCY_KEY", SENDER)}
     try:
-        if examine(others, keep_head) != keep_head:
+        if examine(others, endpoint.keeps_head) != endpoint.keeps_head:
             return ""
     except Rejected:
         return ""
     if has_query or environ.get("CONTENT_TYPE", "").lower().startswith(FORM):
         return PLAIN
     if "HTTP_IDEMPOTENCY_KEY" in environ:
-        return KEY_AND_BODY
-    return SENDER_AND_BODY if SENDER in environ and not keep_head else BODY_ONLY
+        return PLAIN if endpoint.keeps_fields else keyed_head(environ, endpoint)
+    return SENDER_AND_BODY if SENDER in environ and not endpoint.keeps_head else BODY_ONLY
+
+
+def keyed_head(environ: dict[str, Any], endpoint: Reading) -> KeyedHead:
+    """Before the key stand type and encoding only, which these heads have in common."""
+    present = [(key, begin) for key, begin in endpoint.kept if key in environ]
+    at = next(at for at, (key, _) in enumerate(present) if key == "HTTP_IDEMPOTENCY_KEY")
+    same = "".join(begin + environ[key] for key, begin in present[:at] if environ[key])
+    return KeyedHead(f"POST {endpoint.path} HTTP/1.1{same}{present[at][1]}", tuple(present[at + 1 :]))
 
 
 def idempotency_key(value: str) -> str:
     """The key in the field Idempotency-Key; "" if it is malformed."""
-    if match := QUOTED.fullmatch(value):
-        key = re.sub(r"\\(.)", r"\1", match[1]) if "\\" in value else match[1]
+    if BARE.fullmatch(value):
+        key = value
     else:
-        key = value if BARE.fullmatch(value) else ""
+        match = QUOTED.fullmatch(value)
+        key = re.sub(r"\\(.)", r"\1", match[1]) if match else ""
     return key if len(key) <= KEY_CHARACTERS else ""
 
 
