@@ -6,7 +6,7 @@ import re
 
 from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, reply
 from sluice.registry import Contribution, Entry
-from sluice.streams.format import ENVELOPES, Format
+from sluice.streams.format import Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
 OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again unless it gets exactly this
@@ -16,6 +16,9 @@ NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of 
 TYPED, CODED = ("Content-Type",), ("Content-Type", "Content-Encoding")
 DELIVERED = ("X-Amz-Firehose-Request-Id",)
 LIMITS = ("X-Limit-U", "X-Limit-D")  # OwnTracks: may have the device's name
+
+# In whose members log libraries and shippers wrap their records
+ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "params", "items"
 
 PROBES = {"/health": "health", "/ping": "ping", "/query": "query", "/ready": "ready"}
 
@@ -78,7 +81,11 @@ FORMATS = (
 CONTRIBUTION = Contribution(
     page="INTEGRATIONS.md",
     formats=FORMATS,
-    streams={"spans": "sluice.contrib.formats.spans:SPANS"},
+    streams={
+        "spans": "sluice.contrib.formats.spans:SPANS",
+        "logs": "sluice.contrib.formats.log_fields:LOGS",  # in place of the core's
+        "gps": "sluice.contrib.formats.position:GPS",
+    },
     openers={"X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:opened"},
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",
     fields=("ce-time", "WebHook-Request-Origin", "X-Amz-Firehose-Request-Id"),
