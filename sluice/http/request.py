@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
+from sluice import registry
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
 # The fields with a key of the request, in the order in which they count
-KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id", b"x-amz-firehose-request-id")
+KEYED = ("Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", *registry.fields_of("keys"))
 # What nginx passes on every path, and a kept head has
 PASSED = (
     "Content-Type", "Content-Encoding", "Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", "ce-source",
@@ -35,9 +36,8 @@ LEFT_OUT = re.compile(
 NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, "Transfer-Encoding")}
 MAX_KEPT_HEADS = 1024  # 1 kB each
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
-SNAPPY = "snappy", "x-snappy-framed"
-ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
-ENCODINGS |= dict.fromkeys(SNAPPY, True)
+ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "deflate": True}
+ENCODINGS |= {name: not coding.magic for name, coding in registry.declared("codings").items()}
 # Some senders, many of them in Java, name the charset here; PHP's say none. No coding has such a name (IANA, "HTTP
 # Content Coding Registry"), so their bodies are as they are
 ENCODINGS |= dict.fromkeys(("utf-8", "utf8", "none"), False)
@@ -48,7 +48,6 @@ QUOTED = re.compile(r'"([ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*)"')
 BARE = re.compile(r"[!#-+\--~]+")
 MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data"
 # see `plainness`
 PLAIN, BODY_ONLY, SENDER_AND_BODY = "plain", "body only", "sender and body"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of an HTTP message, its path and query
@@ -92,6 +91,14 @@ def variable(name: str) -> str:
     """The name in environ of a header field."""
     name = name.upper().replace("-", "_")
     return name if name == "CONTENT_TYPE" else f"HTTP_{name}"
+
+
+# Whose bodies only their head explains: fields of the environ, and the beginnings of their values
+OPENED = [
+    (variable(name), value.lower()) for name, _, value in (key.partition(": ") for key in registry.declared("openers"))
+]
+NEEDED = {variable(name) for name in KEYED[1:]} | {name for name, value in OPENED if not value}
+NEEDED_VALUES = [(name, value) for name, value in OPENED if value]
 
 
 def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
@@ -172,21 +179,17 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
     is_encoded = ENCODINGS.get(encoding, False)
     if encoding and encoding not in ENCODINGS:
-        listed = codings(encoding)
-        if len(listed) > MAX_CODINGS or not ENCODINGS.keys() >= {*listed}:
+        codings = listed(encoding)
+        if len(codings) > MAX_CODINGS or not ENCODINGS.keys() >= {*codings}:
             raise Rejected(UNSUPPORTED)
-        is_encoded = any(ENCODINGS[coding] for coding in listed)
-    content_type: str = environ.get("CONTENT_TYPE", "")
+        is_encoded = any(ENCODINGS[coding] for coding in codings)
     return (
         is_keyed(environ)
         or keep_head
         or SENDER in environ
-        or "HTTP_WEBHOOK_ID" in environ
-        or "HTTP_X_GITHUB_DELIVERY" in environ
-        or "HTTP_CE_ID" in environ
-        or "HTTP_X_AMZ_FIREHOSE_REQUEST_ID" in environ
         or is_encoded
-        or content_type.lower().startswith(MULTIPART)
+        or not NEEDED.isdisjoint(environ)
+        or any(environ.get(key, "").lower().startswith(value) for key, value in NEEDED_VALUES)
     )
 
 
@@ -200,7 +203,7 @@ def is_keyed(environ: dict[str, Any]) -> bool:
     return True
 
 
-def codings(encoding: str) -> list[str]:
+def listed(encoding: str) -> list[str]:
     """The codings that a Content-Encoding lists, in the order in which they were applied (RFC 9110, 8.4)."""
     return [coding.strip() for coding in encoding.split(",")]
 

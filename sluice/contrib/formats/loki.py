@@ -18,7 +18,7 @@ import msgspec
 
 from sluice.contrib.formats.log_fields import level, take
 from sluice.contrib.formats.protobuf import fields, load_messages, parsed, uncompress, wrapped
-from sluice.http.request import SNAPPY
+from sluice.contrib.formats.register import SNAPPY
 from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Refused, Remainder
