@@ -72,8 +72,8 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
 
 def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
-    if snapshot and snapshot.partitions:
-        bodies, ahead, lost = store.stored_in(stream, snapshot.partitions)
+    if snapshot and snapshot.partitions is not None:
+        bodies, ahead, lost = snapshot.partitions.count(store, stream)
         return store.ledger(stream)._replace(bodies=bodies, earlier=lost, ahead=ahead)
     return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
@@ -164,7 +164,9 @@ class Publisher:
         for stream in sorted(self.streams | self.inspector.streams()):
             snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
-            lists |= {past.epoch for past in snapshot.history} | snapshot.partitions.keys()
+            lists |= {past.epoch for past in snapshot.history}
+            if snapshot.partitions:
+                lists |= snapshot.partitions.epochs
             ledger = account(store, stream, snapshot, self.name)
             streams.append({"stream": stream} | balance(snapshot, ledger))
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
