@@ -19,7 +19,7 @@ from sluice.streams.decoder import Result
 from sluice.streams.logs import NO_MESSAGE, LogsDecoder, encodable
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
-from sluice.streams.registry import built_in
+from sluice.streams.registry import Stream, formats_of
 from sluice.streams.times import SECOND, Time, nanoseconds_of
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
@@ -269,4 +269,4 @@ class ShippedLogsDecoder(LogsDecoder):
         return (framed(text) if text[:1].isdigit() else None) or super().line(text)
 
 
-LOGS = built_in("logs", Log, ShippedLogsDecoder, dict, build)
+LOGS = Stream("logs", Log, ShippedLogsDecoder(dict, build, formats_of("logs")).fast_path(), content=True)

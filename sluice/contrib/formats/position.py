@@ -16,7 +16,7 @@ from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lenient import scalar
 from sluice.streams.message import Message
 from sluice.streams.record import RANGES, Gps, Invalid
-from sluice.streams.registry import built_in
+from sluice.streams.registry import Stream, formats_of
 from sluice.streams.times import Time, nanoseconds_of
 
 Number = float | int | str | None
@@ -207,4 +207,4 @@ class NamedGpsDecoder(JsonDecoder):
         return from_names(fields.get, lambda: sender(message, budget, PATH))
 
 
-GPS = built_in("gps", Gps, NamedGpsDecoder, gps.Plain, gps.build)
+GPS = Stream("gps", Gps, NamedGpsDecoder(gps.Plain, gps.build, formats_of("gps")).fast_path(Gps), content=True)
