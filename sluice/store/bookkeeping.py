@@ -171,7 +171,7 @@ class Bookkeeping(ABC, Generic[Db]):
     def persisted(self, db: Db, claim: Claim) -> int:
         return sum(min(last + 1, claim.end) - max(first, claim.first) for first, last in self.stored(db, claim))
 
-    def publish_figures(self, cell: str, figures: dict[str, Any], epochs: Iterable[Epoch]) -> None:
+    def publish_figures(self, cell: str, figures: Mapping[str, Any], epochs: Iterable[Epoch]) -> None:
         """Replace the figures of a cell, and add the epochs of its list or bring their rows up to date."""
         put = (
             f"INSERT INTO batches_cells (cell, seen, figures) VALUES (?, {self.NOW}, ?) ON CONFLICT (cell) "
