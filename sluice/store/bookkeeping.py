@@ -356,9 +356,6 @@ class Bookkeeping(ABC, Generic[Db]):
         now = int(time.time() * 1e6)
         return min(now, self.last_batch(db) or now)
 
-    def set_horizon(self, name: str, until: int) -> None:
-        self.set_horizons({name: until})
-
     def set_horizons(self, horizons: Mapping[str, int]) -> None:
         with self.transaction() as db:
             self.put_horizons(db, horizons)
