@@ -379,6 +379,7 @@ def test_a_list_that_was_emptied_is_not_another_installation(tmp: Path, redis: S
     store.close()
 
 
+@pytest.mark.nightly
 def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -> None:
     over = threading.Event()
     posted = [0, 0]
@@ -601,6 +602,7 @@ def test_a_decoder_that_raises_keeps_its_letter(tmp: Path, redis: Server) -> Non
     assert ask(tmp, "SELECT body FROM dead_letters") == [(b"1",)]
 
 
+@pytest.mark.nightly
 def test_a_killed_replay_loses_and_duplicates_nothing(tmp: Path, redis: Server) -> None:
     for start in range(0, 6_000, 1_000):
         push(redis, *[b"%d" % n for n in range(start, start + 1_000)])
@@ -648,6 +650,7 @@ def test_two_concurrent_replays_duplicate_nothing(tmp: Path, redis: Server) -> N
     assert sorted(int(n) for (n,) in found) == list(range(5_000))
 
 
+@pytest.mark.nightly
 def test_an_interrupted_replay_reports_its_progress(tmp: Path, redis: Server) -> None:
     for start in range(0, 100_000, 5_000):
         push(redis, *[b"%d" % n for n in range(start, start + 5_000)])

@@ -541,6 +541,7 @@ def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
     assert not re.search(r"\bif \(|auth_|limit_(req|conn)(?!_status)|ssl|Access-Control", re.sub(r"#.*", "", text))
 
 
+@pytest.mark.nightly
 def test_bin_up_starts_with_all_checks_on(tmp: Path, certificate: tuple[Path, Path]) -> None:
     env = {
         "INGEST_API_KEYS": keys(tmp), "INGEST_PASSWORDS": passwords(tmp),
