@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from statistics import linear_regression, median
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from sluice.base.files import replace
 from sluice.base.times import instant
 from sluice.contrib.page.rejections import Rejections
 from sluice.dead_letters import Letters
-from sluice.ledger import Observer
+from sluice.ledger import Observer, Reason
 from sluice.routes import load_routes
 from sluice.run.up import answers
 from sluice.store.types import DeadLetter, Unavailable
@@ -93,10 +93,11 @@ class Page:
     def look(self) -> dict[str, Any]:
         """Take a reading; returns the content of status.json."""
         reading = self.observer.look()
-        now, streams = reading["time"], reading["streams"]
+        now, contributed = reading["time"], reading["contributed"]
+        streams: Mapping[str, Mapping[str, Any]] = reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
-        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading.get("senders", [])}
-        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading.get("views", [])}, by_key))
+        by_key = {row["sender"]: sum(row["stored"].values()) for row in contributed.get("senders", [])}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in contributed.get("views", [])}, by_key))
         then, before, read, by_key_then = self.seen[0]
         rows, views, senders = [], [], []
         for name, row in streams.items():
@@ -104,11 +105,11 @@ class Page:
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
-        for view in reading.get("views", []):
+        for view in contributed.get("views", []):
             reads, hits = read_rates(read.get(view["path"]), view["reads"], now - then)
             about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
             views.append(about | {"reads_rate": reads, "hits": hits})
-        for row in reading.get("senders", []):
+        for row in contributed.get("senders", []):
             name = row["sender"]
             senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
         memory = reading["memory"]
@@ -138,9 +139,9 @@ class Page:
             "senders": senders,
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
-        } | {name: reading[name] for name in ("memory", "disk", "trouble")}
+        } | {"memory": memory, "disk": reading["disk"], "trouble": reading["trouble"]}
 
-    def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def dead(self, counts: list[Reason] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""
         store = self.observer.store
         if counts is not None and counts != self.counts and store:
