@@ -32,6 +32,7 @@ class Rows:
     ) -> None:
         self.senders = senders
         self.origin = origin
+        self.epoch = ""  # of the numbers, for a destination that `needs_epoch`
         if all([len(body.records) == 1 for body in bodies]):  # mostly, and then in half the time
             self.records = [body.records[0] for body in bodies]
             with_rows = bodies
@@ -117,12 +118,14 @@ class Destination(ABC):
     lasting: an object outlives its worker, so it is noted until it is published.
     database: which one has the notes of what is opened or tidied next.
     used: the database knows that rows were stored there, so it is not made again where it is missing.
+    needs_epoch: it is told the epoch of the rows that it gets.
     GRACE_SECONDS: for which another worker's objects are left to it.
     """
 
     lasting = True
     database = ""
     used = False
+    needs_epoch = False
     GRACE_SECONDS = 0.0
 
     def __init__(self, url: str, stream: Stream) -> None:

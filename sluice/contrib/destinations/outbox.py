@@ -349,6 +349,9 @@ class Storing(Attempt):
                 self.outbox.recognise(self.ledger, self.db)
             self.destinations[stream].database = self.ledger.identity(self.db)
             self.objects[stream] = self.destinations[stream].open(rows.received[0])
+        if self.destinations[stream].needs_epoch and rows.origin:
+            asked = f"SELECT {self.ledger.EPOCH_OF} FROM batches WHERE id = ?"
+            ((rows.epoch,),) = self.ledger.run(self.db, asked, (rows.origin.batch,))
         return self.objects[stream]
 
     def note(self) -> None:

@@ -16,7 +16,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -86,6 +86,7 @@ class Waiting(NamedTuple):
     alone: bool
     again: bool
     lane: str
+    epoch: str
     batch: int
     seq: int
     received: int
@@ -97,6 +98,7 @@ class Forward(Destination):
 
     lasting = False  # `keep` notes it
     used = True
+    needs_epoch = True
     GRACE_SECONDS = math.inf  # the program `forward` sends what the note counts
 
     def __init__(self, url: str, stream: Stream) -> None:
@@ -142,7 +144,7 @@ class Forward(Destination):
         fields = rows.with_rows, self.values(batch, rows), rows.records, rows.seqs, rows.received
         for body, value, record, seq, received in zip(*fields):
             lane = str(getattr(record, self.target.order)) if self.target.order else ""
-            yield Waiting(key, body.is_single and whole, not whole, lane, batch, seq, received, value)
+            yield Waiting(key, body.is_single and whole, not whole, lane, rows.epoch, batch, seq, received, value)
 
     def values(self, batch: int, rows: Rows) -> Iterator[bytes]:
         """Rows as JSON: received_at and time in ISO 8601, the fields, batch, seq and sender."""
@@ -162,20 +164,19 @@ class Forward(Destination):
     def keep(self, store: Store[Any], db: object, opened: Object, bodies: int) -> None:
         assert isinstance(opened, InMemory)
         waiting: list[Waiting] = [each for group in opened.groups for each in group]
-        epochs = epochs_of(store, db, {each.batch for each in waiting})
         parts: Counter[tuple[int, int]] = Counter()
         now = int(time.time() * 1e6)
         entries = []
         for each in waiting:
-            epoch, index = epochs[each.batch], parts[each.batch, each.seq]
+            index = parts[each.batch, each.seq]
             parts[each.batch, each.seq] += 1
-            key = f"{epoch}:{each.seq}"
+            key = f"{each.epoch}:{each.seq}"
             if not each.alone:
                 key += f":{now}.{index}" if each.again else f":{index}"
             key = each.key or key
             lane = hashlib.sha256((each.lane if self.target.order else key).encode()).hexdigest()[:12]
             entry = Entry(key, each.batch, each.seq, each.received, self.is_request, each.value)
-            name = f"{self.queue}{each.batch:012d}{each.seq:016d}{index:06d}{now:016d}{lane}{epoch}"
+            name = f"{self.queue}{each.batch:012d}{each.seq:016d}{index:06d}{now:016d}{lane}{each.epoch}"
             entries.append((name, pack(entry)))
         add(store, db, entries)
         count(store, db, self, len(entries))
@@ -219,11 +220,6 @@ def place_of(name: str) -> Place | None:
         return None
     batch, seq, part, since = (int(match[each]) for each in ("batch", "seq", "part", "since"))
     return Place(name, batch, seq, part, since, match["lane"], match["epoch"])
-
-
-def epochs_of(store: Store[Any], db: object, batches: Iterable[int]) -> Mapping[int, str]:
-    asked = f"SELECT {store.EPOCH_OF} FROM batches WHERE id = ?"
-    return {batch: store.run(db, asked, (batch,))[0][0] for batch in batches}
 
 
 def add(store: Store[Any], db: object, entries: list[tuple[str, bytes]]) -> None:

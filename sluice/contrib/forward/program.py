@@ -47,7 +47,7 @@ WRITE_SECONDS, WRITE_ROWS = 0.1, 256  # what has ended is written after this tim
 TELL_SECONDS = 1.0  # between two changes of what the note says, if nothing has ended
 UNWRITTEN_ROWS = 1_024  # of a receiver: with more of them nothing is posted until they are written
 BACKOFF_SECONDS = 1.0  # while the database is away
-WORDS = 90  # characters of an answer in the reason of a dead letter, which has 200
+WORDS = 70  # characters of an answer in the reason of a dead letter, which has 200
 NAMES = "SELECT name FROM batches_carried WHERE name > ? AND name < ? ORDER BY name LIMIT ?"
 ROWS = "SELECT name, rows FROM batches_carried WHERE name IN ({})"
 DELETE = "DELETE FROM batches_carried WHERE name = ? RETURNING rows"

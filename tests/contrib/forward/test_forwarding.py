@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from contrib_support.receiver import Post, Receiver, Reply, receiving
 from proving.harness import poll, short_tmp
+from proving.receiver import Post, Receiver, Reply, receiving
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_elsewhere
 from sluice.contrib.forward import program, schedule
@@ -170,8 +170,8 @@ def test_a_row_is_posted_again_until_it_is_taken(bad: Reply) -> None:
 
 
 def test_what_waits_is_told_with_the_last_answer_and_posted_when_the_receiver_is_back() -> None:
-    receiver = Receiver()
-    receiver.stop()
+    with receiving() as receiver:
+        pass
     with cell(receiver) as one:
         one.store_votes("a", "b")
         one.start()
