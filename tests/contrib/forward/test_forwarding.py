@@ -204,6 +204,23 @@ def test_410_makes_a_dead_letter_with_the_answer_and_replay_posts_it_under_the_s
         assert one.letters() == []
 
 
+def test_a_letter_of_a_batch_that_was_folded_is_posted_under_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
+    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    with receiving(lambda post, number: Reply(200 if number else 410)) as receiver, cell(receiver) as one:
+        one.store_votes("a")
+        one.store_votes("b")
+        assert one.store.fold()
+        one.start()
+        one.wait_for(one.drained, "all have ended")
+        ((reason, _),) = one.letters()
+        (other,) = receiver.keys
+        assert one.store.replay(one.store.letters(), today).stored == 1
+        one.wait_for(lambda: len(receiver.keys) == 2, "the letter is posted")
+        assert receiver.keys[1] in reason
+        assert {*receiver.keys} == {"votes:1", "votes:2"}
+
+
 def test_a_row_that_is_not_taken_for_too_long_is_a_dead_letter() -> None:
     with receiving(lambda post, number: Reply(500)) as receiver, cell(receiver, "#age=1s") as one:
         one.store_votes(*range(30))
