@@ -111,12 +111,14 @@ class Destination(Entry):
     """What takes rows instead of a table. form: how a URL is written. pattern: of its URLs.
 
     stream: the only one that it takes, if it is not for all. column: that it adds to those of a table.
+    beside: it can take rows that are in their table, too (`store+URL`): then its objects are in memory.
     """
 
     form: str = ""
     pattern: str = ""
     stream: str = ""
     column: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True)

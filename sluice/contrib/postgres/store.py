@@ -168,6 +168,10 @@ class Postgres(Store[Session]):
         return cursor.fetchall() if cursor.description else []
 
     @override
+    def hold(self, db: Session, name: str) -> bool:
+        return bool(self.run(db, "SELECT pg_try_advisory_lock(hashtext(?))", (name,))[0][0])
+
+    @override
     def time(self, microseconds: int) -> datetime:
         return START + timedelta(microseconds=microseconds)
 
@@ -236,7 +240,7 @@ class Postgres(Store[Session]):
 
     def copy(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> int:
         """Stream the records of bodies into the table; their number. Raises: RowsRejected."""
-        batch, senders, _ = origin
+        batch, senders = origin.batch, origin.senders
         count = 0
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
             copy.set_types(table.sent)
