@@ -25,7 +25,7 @@ class Stream(NamedTuple):
         never raises, and depends on nothing but its arguments.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     precision: "ms", or "ns" for times to the nanosecond.
-    content, unique: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
+    content, unique, key: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Stream(NamedTuple):
     precision: str = "ms"
     content: bool = False
     unique: tuple[str, ...] | None = None
+    key: Callable[[Sequence[Record]], bytes] | None = None
     rule: Rule | None = None
 
 

@@ -1,6 +1,7 @@
 """Keys: what makes two bodies, or two records, one, so that what a sender sends again is stored once.
 
     a body with Idempotency-Key, webhook-id, …    hash(sender, name of the field, key)                 16 bytes
+    a body of a stream with a rule of its own     hash(sender, what `Stream.key` makes of its records)
     a body of telemetry, each record timed        seconds of the first record | hash(sender, content)  4 + 12 bytes
     a record, with a time among its fields        seconds of the record | hash(sender, fields, values) 4 + 12 bytes
     a record, else                                hash(sender, fields, values)                         16 bytes
@@ -53,17 +54,22 @@ class Rule(NamedTuple):
 
     seconds: that a key is kept. content: a body without a key is its own, also if its records have keys: so a change of
     the rule makes nothing new of what is younger than it. fields: of a record: two records with the same values are
-    one; (): all fields; None: records have no keys.
+    one; (): all fields; None: records have no keys. key: makes the key of a body of its records, b"" for none;
+    then neither its content nor what its sender gave is one.
     """
 
     seconds: int
     content: bool = False
     fields: tuple[str, ...] | None = None
+    key: Callable[[Sequence[Record]], bytes] | None = None
 
     def body_key(
         self, item: bytes, records: Sequence[Record], rejects: Sequence[Reject], limits: Limits
     ) -> bytes | None:
         """The key of a body; None: it has none. records, rejects: that it was decoded to, all of them."""
+        if self.key is not None:
+            given = self.key(records)
+            return sha256(sent_by(item) + given).digest()[:GIVEN_BYTES] if given else None
         if item[:1] not in SPECIAL:
             return content_key(records, sha256(item)) if self.content and records else None
         if not records and (not rejects or rejects[0].reason.startswith(FORGED)):
