@@ -156,7 +156,7 @@ def load_endpoints(routes: Mapping[str, Route], s: Settings, counter: Callable[[
     """
     endpoints = Endpoints(routes, counter, s.max_body, s.max_batch, registry.passed_fields())
     for extend in registry.hooks("gateway"):
-        extend(routes, endpoints)
+        extend(routes, endpoints, s)
     for path, route in routes.items():
         if route.signed and endpoints.plain[path].read is request.read:
             raise SettingError(f"INGEST_ROUTES: nothing here checks the signatures of {path}.")
