@@ -6,6 +6,8 @@ Gateway and worker share it. It runs on PyPy.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from urllib.parse import unquote_plus
 
 # Names of what only the sender and this server may know. A signature is none: it cannot be used for another body
 SECRETS = re.compile(
@@ -33,8 +35,12 @@ def is_kept(name: str) -> bool:
     return not (name in DROPPED or name.startswith(DROPPED_BEGINNINGS) or SECRETS.search(name))
 
 
-def without_secrets(query: str) -> str:
-    """A query string without credentials, else as it was sent."""
-    if "=" not in query or not SECRET_PARAMETERS.search(query):
+def without_secrets(query: str, named: Sequence[str] = ()) -> str:
+    """A query string without credentials, else as it was sent. named: the parameters that have one here."""
+    if "=" not in query:
         return query
-    return SECRET_PARAMETERS.sub("", query).rstrip("&")
+    if SECRET_PARAMETERS.search(query):
+        query = SECRET_PARAMETERS.sub("", query).rstrip("&")
+    if not named:
+        return query
+    return "&".join(pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in named)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -45,9 +46,10 @@ EVENT_FIELDS = (
     "x-github-event", "x-gitlab-event", "x-gitea-event", "x-forgejo-event", "x-gogs-event", "x-event-key",
     "x-shopify-topic", "x-wc-webhook-topic", "sentry-hook-resource", "linear-event", "x-amz-sns-message-type",
     "aeg-event-type", "ce-type", "twitch-eventsub-subscription-type", "x-discourse-event", "x-buildkite-event",
-    "circleci-event-type", "x-netlify-event", "x-event-name", "kick-event-type", "x-event-type", "x-webhook-event",
-    "x-webhook-topic", "x-hook-event", "x-event",
+    "circleci-event-type", "x-netlify-event", "x-event-name", "kick-event-type", "x-event-type",
+    "x-event",
 )  # fmt: skip
+EVENT_FIELD = re.compile(r"x-[a-z0-9-]*(?:event|topic)(?:-(?:type|name|key))?")  # of any other sender
 # The members that do, in the order in which they are tried
 EVENT_MEMBERS = (
     "type", "event", "event_type", "eventType", "event_name", "eventName", "webhookEvent", "object_kind", "eventtype",
@@ -66,6 +68,7 @@ ID_FIELDS = (
     "linear-delivery", "x-request-uuid", "x-atlassian-webhook-identifier", "twitch-eventsub-message-id",
     "kick-event-message-id", "x-amz-firehose-request-id", "x-todoist-delivery-id", "paypal-transmission-id", "ce-id",
 )  # fmt: skip
+ID_FIELD = re.compile(r"x-[a-z0-9-]+-delivery(?:-id)?")  # of any other sender
 # The members that have it, of objects that have others: CloudEvents; Slack; SNS; Square; Typeform; Paddle; Telegram;
 # Event Grid; EventBridge; Discord; Mailgun; PagerDuty; Pub/Sub. Any `id` may be that of a thing, which has many events
 ID_MEMBERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -138,8 +141,8 @@ def hook_of(message: Message, limits: Limits) -> Hook:
     text = text_of(body)
     return Hook(
         time=time_of(head, members),
-        hook=found[1],
-        path=(found[2] or "").strip("/"),
+        hook=readable(found[1]),
+        path=readable((found[2] or "").strip("/")),
         event=event_of(head, members),
         id=id_of(head, members),
         query=query or None,
@@ -147,6 +150,11 @@ def hook_of(message: Message, limits: Limits) -> Hook:
         body=text,
         raw=b64encode(body).decode() if text is None else None,
     )
+
+
+def readable(text: str) -> str:
+    """A part of a path without its percent encoding."""
+    return unquote(text).replace("\0", "\ufffd") if "%" in text else text
 
 
 def head_of(lines: bytes) -> dict[str, str]:
@@ -220,7 +228,7 @@ def first_text(members: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def event_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
-    for name in EVENT_FIELDS:
+    for name in (*EVENT_FIELDS, *filter(EVENT_FIELD.fullmatch, head)):
         if value := head.get(name):
             return value[:MOST_TEXT]
     found = first_text(members, EVENT_MEMBERS)
@@ -231,7 +239,7 @@ def id_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
     """The id of a delivery; None: it has none."""
     if key := idempotency_key(head.get("idempotency-key", "")):
         return key
-    for name in ID_FIELDS:
+    for name in (*ID_FIELDS, *filter(ID_FIELD.fullmatch, head)):
         if given := head.get(name):
             return given[:MOST_TEXT]
     if first_text(members, ("object",)) == "event" and (found := first_text(members, ("id",))):  # Stripe
