@@ -51,11 +51,13 @@ class HookReader:
     def __init__(self, hooks: Hooks, endpoint: Endpoint) -> None:
         self.hooks = hooks
         self.most = endpoint.max_body  # where no line says more
-        self.known: dict[str, Hook] = {}  # by path
+        self.known: dict[str, tuple[Hook, bytes]] = {}  # by path: its hook, and how the line of an item begins
         self.heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the hook
         self.fields: dict[bytes, bool] = {}  # whether a field of this name is kept
         self.permit = endpoint.methods.get("OPTIONS")
-        endpoint.read, endpoint.answer = self.read, self.answer
+        endpoint.read = self.read
+        if any(hook.answer for hook in (*hooks.named.values(), hooks.others)):
+            endpoint.answer = self.answer
         endpoint.methods |= {"OPTIONS": self.options, "HEAD": lambda environ: PROBED}
         endpoint.kept += [(name, "") for name in challenges.FIELDS]
         for hook in hooks.named.values():
@@ -64,17 +66,17 @@ class HookReader:
 
                 endpoint.kept += map(kept_field, fields_of(hook.scheme))
 
-    def find(self, path: str) -> Hook:
-        """The hook of a path."""
-        hook = self.hooks.find(without_slashes(path).split("/", 3)[2])
+    def find(self, environ: dict[str, Any]) -> tuple[Hook, bytes]:
+        """The entry of a path."""
+        path = environ["PATH_INFO"]
+        found = self.hooks.find(without_slashes(path).split("/", 3)[2]), f"POST {real_path(environ)}".encode()
         if len(self.known) < MOST_HEADS:
-            self.known[path] = hook
-        return hook
+            self.known[path] = found
+        return found
 
     def read(self, environ: dict[str, Any], endpoint: Endpoint) -> bytes:
         """The item. Raises: Rejected, also with the answer to a challenge or a probe."""
-        path = environ["PATH_INFO"]
-        hook = self.known.get(path) or self.find(path)
+        hook, begin = self.known.get(environ["PATH_INFO"]) or self.find(environ)
         if hook.refused:
             raise Rejected(NOT_FOUND)
         plain, most = environ.get("fastlane.plain"), hook.size or self.most
@@ -94,54 +96,58 @@ class HookReader:
                 raise Rejected(asked)
         if hook.scheme is not None:
             check_signature(hook, environ, body)
-        if (replied := challenges.answer(hook, environ, body)) is not None:
-            raise Rejected(replied)
-        return self.head(environ, hook) + body
+        if (b"challenge" in body or b"alidation" in body or hook.asks_in_any_body) and hook.challenges:
+            replied = challenges.answer(hook, environ, body)
+            if replied is not None:
+                raise Rejected(replied)
+        received: bytes | None = environ.get("fastlane.head")
+        if received is None:
+            return self.made(environ, hook, begin, lines_of(environ)) + body
+        kept = self.heads.get(received)
+        if kept is None:
+            kept = self.made(environ, hook, begin, received.split(b"\r\n")[1:-2])
+            if len(self.heads) >= MOST_HEADS:
+                self.heads.clear()
+            self.heads[received] = kept
+        return kept + body
 
     def answer(self, environ: dict[str, Any], item: bytes) -> Reply | None:
         """The answer of a line, in place of the usual one."""
-        hook = self.known.get(environ["PATH_INFO"]) or self.find(environ["PATH_INFO"])
+        hook, _ = self.known.get(environ["PATH_INFO"]) or self.find(environ)
         return hook.answer
 
     def options(self, environ: dict[str, Any]) -> Reply:
         """The answer to OPTIONS: the permission that senders of CloudEvents ask for, or what is taken here."""
         return (self.permit(environ) if self.permit else None) or PROBED
 
-    def head(self, environ: dict[str, Any], hook: Hook) -> bytes:
-        received: bytes | None = environ.get("fastlane.head")
-        if received is None:
-            fields = [name.removeprefix("HTTP_") for name in environ if name.startswith(("HTTP_", "CONTENT_TYPE"))]
-            lines = [
-                name.replace("_", "-").title().encode() + b": " + environ[full].encode("latin-1")
-                for name in fields
-                if environ[full := name if name == "CONTENT_TYPE" else f"HTTP_{name}"]
-            ]
-            return self.made(environ, hook, lines)
-        kept = self.heads.get(received)
-        if kept is None:
-            kept = self.made(environ, hook, received.split(b"\r\n")[1:-2])
-            if len(self.heads) >= MOST_HEADS:
-                self.heads.clear()
-            self.heads[received] = kept
-        return kept
-
-    def made(self, environ: dict[str, Any], hook: Hook, lines: list[bytes]) -> bytes:
-        """The head with those of the lines that are kept."""
-        query = without_secrets(environ.get("QUERY_STRING", ""), hook.parameters)
-        target = real_path(environ) + (f"?{query}" if query else "")
-        kept = [f"POST {target} HTTP/1.1".encode("latin-1")]
+    def made(self, environ: dict[str, Any], hook: Hook, begin: bytes, lines: list[bytes]) -> bytes:
+        """The head of an item, with those of the lines that are kept."""
+        query, fields = environ.get("QUERY_STRING", ""), self.fields
+        if query and (query := without_secrets(query, hook.parameters)):
+            begin += b"?" + query.encode("latin-1")
+        kept = [begin + b" HTTP/1.1"]
         for line in lines:
-            name = line.partition(b":")[0]
-            is_wanted = self.fields.get(name)
+            name = line[: line.find(b":")]
+            is_wanted = fields.get(name)
             if is_wanted is None:
-                if len(self.fields) >= MOST_HEADS:
-                    self.fields.clear()
-                is_wanted = self.fields[name] = name == SENDER or is_kept(name.decode("latin-1").lower())
-            if is_wanted and name.lower() not in hook.places:
+                if len(fields) >= MOST_HEADS:
+                    fields.clear()
+                is_wanted = fields[name] = name == SENDER or is_kept(name.decode("latin-1").lower())
+            if is_wanted and not (hook.places and name.lower() in hook.places):
                 kept.append(line)
         if hook.within:
             kept.append(b"Sluice-Within: %d" % hook.within)
         return b"\r\n".join((*kept, b"", b""))
+
+
+def lines_of(environ: dict[str, Any]) -> list[bytes]:
+    """The lines of a head that the server does not tell."""
+    named = {
+        name.removeprefix("HTTP_").replace("_", "-").title(): value
+        for name, value in environ.items()
+        if (name.startswith("HTTP_") or name == "CONTENT_TYPE") and value
+    }
+    return [f"{name}: {value}".encode("latin-1") for name, value in named.items()]
 
 
 def check_signature(hook: Hook, environ: dict[str, Any], body: bytes) -> None:
