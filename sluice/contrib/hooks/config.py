@@ -169,7 +169,7 @@ def matched(key: str, words: Mapping[str, list[str]], expected: re.Pattern[str],
 def scheme_of(words: Mapping[str, list[str]]) -> tuple[Any, tuple[Any, ...]]:
     """The scheme and its keys; None: nothing is checked. Raises: ValueError."""
     if "scheme" not in words:
-        if named := next((key for key in ("secret", "field", "parameter", "url") if key in words), ""):
+        if named := next((key for key in ("secret", "field", "parameter") if key in words), ""):
             raise ValueError(f"has {named}= without scheme=")
         return None, ()
     try:

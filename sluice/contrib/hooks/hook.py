@@ -40,12 +40,12 @@ MOST_TEXT = 500  # characters of an event or an id
 YEAR_2000 = 946_684_800 * 10**9  # an earlier time is no time: a duration, or a clock that was not set
 
 # The header fields that name an event, each from its sender's documentation: GitHub, GitLab, Gitea, Forgejo, Gogs,
-# Bitbucket, Shopify, WooCommerce, Sentry, Linear, SNS, Azure Event Grid, CloudEvents, Twitch, Discourse, Buildkite,
+# Bitbucket, Shopify, WooCommerce, Sentry, Linear, SNS, CloudEvents, Twitch, Discourse, Buildkite,
 # CircleCI, Netlify, Lemon Squeezy, Kick, Plaid's and others' own
 EVENT_FIELDS = (
     "x-github-event", "x-gitlab-event", "x-gitea-event", "x-forgejo-event", "x-gogs-event", "x-event-key",
     "x-shopify-topic", "x-wc-webhook-topic", "sentry-hook-resource", "linear-event", "x-amz-sns-message-type",
-    "aeg-event-type", "ce-type", "twitch-eventsub-subscription-type", "x-discourse-event", "x-buildkite-event",
+    "ce-type", "twitch-eventsub-subscription-type", "x-discourse-event", "x-buildkite-event",
     "circleci-event-type", "x-netlify-event", "x-event-name", "kick-event-type", "x-event-type",
     "x-event",
 )  # fmt: skip
