@@ -11,7 +11,7 @@ from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lines import LineDecoder
 from sluice.streams.record import Decoded, Gps, Limits, Metric, Record, Vote
-from sluice.streams.unique import Rule
+from sluice.streams.unique import Recent, Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
 
@@ -25,7 +25,7 @@ class Stream(NamedTuple):
         never raises, and depends on nothing but its arguments.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     precision: "ms", or "ns" for times to the nanosecond.
-    content, unique, key: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
+    content, unique, key, recent: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Stream(NamedTuple):
     content: bool = False
     unique: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
+    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
     rule: Rule | None = None
 
 

@@ -34,6 +34,7 @@ from sluice.streams.message import Message, parse
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.times import nanoseconds_of
+from sluice.streams.unique import Recent
 
 MOST_INFLATED = 25 << 20  # bytes of a body: as many as GitHub sends
 MOST_TEXT = 500  # characters of an event or an id
@@ -95,6 +96,7 @@ TIME_MEMBERS = (
 read_object: Callable[[bytes], dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 read_text: Callable[[Any], str] = msgspec.json.Decoder(str).decode
 read_scalar: Callable[[Any], Any] = msgspec.json.Decoder(str | int | float).decode
+WITHIN = b"\r\nSluice-Within: "
 NAME = re.compile(r"/hooks/([^/]+)(?:/(.*))?$")
 
 
@@ -285,4 +287,15 @@ def key_of(records: Sequence[Any]) -> bytes:
     return f"{hook.hook}\n{hook.id}\n".encode() + more
 
 
-HOOKS = Stream("hooks", Hook, decode, key=key_of)
+def recent_of(item: bytes, records: Sequence[Any]) -> Recent | None:
+    """What makes two bodies one, if the line of their hook says `by content within`; the gateway has noted it."""
+    at = item.find(WITHIN, 0, item.find(b"\r\n\r\n") + 2)
+    if at < 0 or not records:
+        return None
+    hook: Hook = records[0]
+    seconds = int(item[at + len(WITHIN) : item.index(b"\r\n", at + 2)])
+    means = msgspec.json.encode((hook.hook, hook.path, hook.query, hook.body, hook.raw))
+    return Recent(means, seconds)
+
+
+HOOKS = Stream("hooks", Hook, decode, key=key_of, recent=recent_of)

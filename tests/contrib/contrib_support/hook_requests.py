@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 JSON = {"Content-Type": "application/json"}
@@ -31,7 +32,9 @@ ALERTS = (
     '{"receiver":"web","status":"firing","alerts":[{"status":"firing","labels":{"alertname":"Down"},"startsAt":'
     '"2026-11-28T11:00:00Z","fingerprint":"a1"}],"groupKey":"{}:{alertname=\\"Down\\"}","version":"4"}'
 )
-STRIPE = '{\n  "id": "evt_1NG8Du2eZvKYlo2CUI79vXWy",\n  "object": "event",\n  "created": 1795864023,\n  "type": "invoice.paid"\n}'
+STRIPE = json.dumps(
+    {"id": "evt_1NG8Du2eZvKYlo2CUI79vXWy", "object": "event", "created": 1795864023, "type": "invoice.paid"}, indent=2
+)
 KUMA = multipart(data='{"heartbeat":{"status":0},"monitor":{"name":"web"},"msg":"down"}')
 MAILGUN = multipart(sender="a@b.example", subject="Hi", timestamp="1795864023", token="t1", signature="s1")
 SNS = (

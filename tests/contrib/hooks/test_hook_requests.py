@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from requests_of_senders import SENDERS, Sent
 
+from contrib_support.hook_requests import SENDERS, Sent
 from sluice import settings
 from sluice.contrib.hooks import gateway
 from sluice.contrib.hooks.hook import Hook, decode, key_of
