@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote_plus
 
+from sluice.http.request import without_keys
+
 # Names of what only the sender and this server may know. A signature is none: it cannot be used for another body
 SECRETS = re.compile(
     r"(?:^|[-_.])(?:authorization|auth|(?:[a-z]*-)?(?:token|secret|password|passwd|cookie2?|credentials?)"
@@ -26,7 +28,7 @@ DROPPED = frozenset((
 DROPPED_BEGINNINGS = "cf-", "sec-", "sluice-", "x-b3-", "x-datadog-", "x-envoy-", "x-forwarded-"
 # Parameters of a query that are a credential
 SECRET_PARAMETERS = re.compile(
-    r"(?:^|(?<=&))(?:api[-_]?key|(?:access[-_]?|auth[-_]?)?token|secret|password|hub\.verify_token)=[^&]*(?:&|$)",
+    r"(?:^|(?<=&))(?:api-?key|(?:access[-_]?|auth[-_]?)?token|secret|password|hub\.verify_token)=[^&]*(?:&|$)",
     re.IGNORECASE,
 )
 
@@ -41,6 +43,7 @@ def without_secrets(query: str, named: Sequence[str] = ()) -> str:
     """A query string without credentials, else as it was sent. named: the parameters that have one here."""
     if "=" not in query:
         return query
+    query = without_keys(query)
     if SECRET_PARAMETERS.search(query):
         query = SECRET_PARAMETERS.sub("", query).rstrip("&")
     if not named:
