@@ -140,11 +140,12 @@ class Contribution:
         used. Raises: SettingError.
     formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
     streams: by name, "module:attribute"; instead of the core's, if that has one of this name.
+    routes: path -> `sluice.http.routes.Route`.
     fields: the names of header fields that the decoders of a user's own streams may read.
     probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
         returns the 503 of a gateway that takes no writes, or None. It returns a Reply; None: 405.
     reads: "module:function" of the settings; the paths that are read with GET.
-    gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
+    gateway: "module:function" of the routes, the endpoints and the settings, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
     row_sources: what views read the rows of a database from, by the scheme of its URLs: "module:class".
     rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).
@@ -176,6 +177,7 @@ class Contribution:
     settle: str = ""
     formats: Sequence[Any] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
+    routes: Mapping[str, Any] = field(default_factory=dict)
     fields: Sequence[str] = ()
     probes: Mapping[str, Entry] = field(default_factory=dict)
     reads: str = ""

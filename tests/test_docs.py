@@ -173,7 +173,7 @@ def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
     texts = [Path(module.__file__).read_text() for module in (signature, webhooks)]
     reasons = re.findall(r'"(signature: [^"]*)"', "".join(texts))
     documented = table(STREAM, "reason in `dead_letters`").keys()
-    assert documented == {text.replace("{scheme.field}", "FIELD") for text in reasons}
+    assert documented == {text.replace("{field}", "FIELD") for text in reasons}
 
 
 LIMITS = (HTTP, "limit"), (SPOOL, "what"), (DATABASE, "what")
