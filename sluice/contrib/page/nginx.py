@@ -32,6 +32,10 @@ location = /status/metrics {{
 location = /status {{
     rewrite ^ /status/ last;
 }}
+# The links of the page are relative to /status, for a proxy that serves it below a prefix; at /status/ they lead here
+location /status/status/ {{
+    rewrite ^/status(/.*) $1 last;
+}}
 location /status/ {{
     {allows}
     deny all;

@@ -11,6 +11,8 @@ const EXAMPLES = {
   "/logs": (mark) => `{"level":"info","service":"status page","message":"it works","mark":"${mark}"}`,
   "/write": (mark) => `status_page,mark=${mark} value=1`,
 };
+// Sluice's own root, which ends in a slash: a proxy may serve it below a prefix.
+const ROOT = location.pathname.replace(/status\/*$/, "");
 let shown = null; // the newest status.json
 let clock = 0; // the server's time of the fetch, seconds; the browser's clock may be wrong
 
@@ -268,7 +270,7 @@ function letters() {
 let errorsDrawn = "";
 async function errors() {
   if (!$("#errors").open) return;
-  const answer = await fetch("/status/errors.json", { cache: "no-store" }).catch(() => null);
+  const answer = await fetch(`${ROOT}status/errors.json`, { cache: "no-store" }).catch(() => null);
   const text = answer?.ok ? await answer.text() : "[]";
   if (text === errorsDrawn) return;
   errorsDrawn = text;
@@ -456,7 +458,7 @@ form.addEventListener("submit", async (event) => {
   const start = performance.now();
   let answer;
   try {
-    answer = await fetch(path, { method: "POST", body, headers: form.key.value ? { "X-API-Key": form.key.value } : {} });
+    answer = await fetch(ROOT + path.slice(1), { method: "POST", body, headers: form.key.value ? { "X-API-Key": form.key.value } : {} });
   } catch {
     return step("bad", "There was no response. The event may have been accepted.");
   }
@@ -497,7 +499,7 @@ function same(excerpt, body) {
 
 async function look() {
   try {
-    const answer = await fetch("/status/status.json", { cache: "no-store" });
+    const answer = await fetch(`${ROOT}status/status.json`, { cache: "no-store" });
     if (!answer.ok) throw new Error(answer.status === 404 ? "The page process has not written any figures yet." : `status.json: ${answer.status}`);
     clock = Number(answer.headers.get("Sluice-Time"));
     shown = await answer.json();
