@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.parsers import EVERYBODY
-from sluice.run.nginx import HOST_CHECK, allows, quoted
+from sluice.run.nginx import HOST_CHECK, PROXY_CHECK, allows, quoted
 from sluice.settings import Settings
 
 FILES = Path(__file__).with_name("status")
@@ -78,7 +78,7 @@ location /status/ {{
 def files(s: Settings) -> dict[str, str]:
     """The files for nginx."""
     run = s.home / "run"
-    check = "" if s.status_allow == EVERYBODY else HOST_CHECK
+    check = "" if s.status_allow == EVERYBODY else f"{HOST_CHECK} {PROXY_CHECK}"
     names = {name: quoted(run / f"{name}.json") for name in ("status", "errors")}
     told = quoted(f"syslog:server=unix:{s.rejected},nohostname")
     return {
