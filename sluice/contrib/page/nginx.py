@@ -71,6 +71,10 @@ location /status/ {{
         {check}
         alias {errors};
     }}
+    location = /status/rows.json {{
+        {check}
+        alias {rows};
+    }}
 }}
 """
 
@@ -79,7 +83,7 @@ def files(s: Settings) -> dict[str, str]:
     """The files for nginx."""
     run = s.home / "run"
     check = "" if s.status_allow == EVERYBODY else f"{HOST_CHECK} {PROXY_CHECK}"
-    names = {name: quoted(run / f"{name}.json") for name in ("status", "errors")}
+    names = {name: quoted(run / f"{name}.json") for name in ("status", "errors", "rows")}
     told = quoted(f"syslog:server=unix:{s.rejected},nohostname")
     return {
         "http/page.conf": UPSTREAM.format(socket=quoted(f"unix:{run}/metrics.sock")),

@@ -489,14 +489,15 @@ NAMED = {"localhost": 200, "LOCALHOST.": 200, "127.0.0.1": 200, "[::1]": 200, "1
 
 
 PRIVATE_READS = ["/gps/latest?device=a", "/votes/tally?poll=a", "/status", "/status/", "/status/page.js",
-                 "/status/status.json", "/status/metrics"]  # fmt: skip
+                 "/status/status.json", "/status/rows.json", "/status/metrics"]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", PRIVATE_READS)
 def test_what_this_machine_may_read_is_read_at_its_own_names_only(target: str) -> None:
     def asked(**env: object) -> dict[str, int]:
         with front(**env) as (web, gateway):
-            (web.home / "run/status.json").write_text("{}")
+            for name in "status", "rows":
+                (web.home / f"run/{name}.json").write_text("{}")
             done = {host: curl(*header(host, web.port, {}), f"127.0.0.1:{web.port}{target}") for host in NAMED}
             assert all(json.loads(text)["status"] == 421 for status, _, text in done.values() if status == 421)
             # nothing serves the metrics here
@@ -521,9 +522,9 @@ def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers(tmp: 
         elif "proxy_pass" in lines or "alias" in lines:
             assert HOST_CHECK in lines and PROXY_CHECK in lines and "deny all;" in lines, name
         assert "auth_request off;" not in lines or KEY_CHECK in lines or "/status" in name
-    assert text.count("alias ") == 3  # two of them nested
+    assert text.count("alias ") == 4  # three of them nested
     text = as_one_text(settings.load({}))
-    assert text.count(HOST_CHECK) == text.count("allow 127.0.0.1;") + 2
+    assert text.count(HOST_CHECK) == text.count("allow 127.0.0.1;") + 3
 
 
 def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
