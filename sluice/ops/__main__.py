@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CORE = {
     verb: f"sluice.ops.{verb}"
     for verb in (
-        *("status", "tail", "peek", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
+        *("status", "tail", "peek", "rows", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
         *("reload", "drain", "undrain", "backup", "restore"),
     )
 }
