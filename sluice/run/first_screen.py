@@ -17,7 +17,7 @@ Sluice takes writes at {url} and stores them in {store}
   log files  {home}/log{elsewhere}
 """
 ELSEWHERE = """
-  {name}      {spool}; bin/up starts none"""
+  {name}      {spool}; none is started"""
 AS_ROOT = """
   user       root, and so is every program: better a user of its own, or bin/provision services"""
 

@@ -8,7 +8,6 @@ import fcntl
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,15 +17,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.base import screen
 from sluice.base.counters import Counter
 from sluice.base.files import replaceable
 from sluice.http.endpoints import load_endpoints
+from sluice.places import ROOT
 from sluice.routes import load_routes
-from sluice.run import configure, launch
+from sluice.run import configure, launch, parts, servers
 from sluice.run.first_screen import first_screen
-from sluice.run.nginx import ROOT
+from sluice.run.servers import Failed
 
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
@@ -37,16 +37,6 @@ ANNOUNCED_SECONDS = 20.0  # after the start: the first screen, also if no reques
 ORDER = ("worker", "nginx", "gateway", "views", "redis")
 
 
-class Failed(Exception):
-    """One line with the reason."""
-
-
-def require_checkout(what: str) -> None:
-    """Raises: SettingError if this is an installed package, which lacks bin/up and what it starts."""
-    if not (ROOT / "bin/up").exists():
-        raise settings.SettingError(f"{what} needs a checkout of Sluice: run its bin/sluice instead.")
-
-
 def say(text: str) -> None:
     """Print a line. If it cannot be printed (bin/up | head -n 1; bin/up > a full disk), everything runs on."""
     with contextlib.suppress(OSError):
@@ -55,6 +45,10 @@ def say(text: str) -> None:
 
 def check(s: settings.Settings) -> None:
     """Check what bin/up and the services need of the settings, and make the directories. Raises: SettingError."""
+    if s.runtime == "pypy" and not places.CHECKOUT:
+        raise settings.SettingError("INGEST_RUNTIME=pypy needs a checkout of Sluice: the package runs on CPython.")
+    if not places.CHECKOUT and (lacking := parts.lacking(s)):
+        raise settings.SettingError(f"the settings need more: {places.installing(','.join(lacking))}")
     check_paths(s)
     check_modules(s)
     configure.secrets(s)
@@ -115,12 +109,12 @@ def lock_home(s: settings.Settings) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Failed(f"bin/up already runs in {s.home}; set INGEST_HOME to use another directory.") from None
+        raise Failed(f"{places.UP} already runs in {s.home}; set INGEST_HOME to use another directory.") from None
 
-    places = {name: at for at, name in enumerate(ORDER)}
-    for tag in sorted(launch.tags(s.home), key=lambda tag: places.get(tag.stem.partition("-")[0], -1)):
+    order = {name: at for at, name in enumerate(ORDER)}
+    for tag in sorted(launch.tags(s.home), key=lambda tag: order.get(tag.stem.partition("-")[0], -1)):
         if launch.end(tag, signal.SIGTERM, patience=3.0):
-            say(f"An earlier bin/up was killed; ended its {tag.stem}.")
+            say(f"An earlier {places.UP} was killed; ended its {tag.stem}.")
     s.closing.unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
@@ -139,7 +133,7 @@ def check_addresses(s: settings.Settings) -> None:
                 probe.connect(path)
             except OSError:
                 continue
-        raise Failed(f"another server listens on {path}, where bin/up starts {whose}.")
+        raise Failed(f"another server listens on {path}, where {places.UP} starts {whose}.")
 
 
 def check_places(s: settings.Settings) -> None:
@@ -192,9 +186,7 @@ def check_modules(s: settings.Settings) -> None:
 
 def check_nginx(home: Path) -> None:
     """Let nginx test its configuration, with the certificate, keys and networks. Raises: Failed."""
-    nginx = shutil.which("nginx", path=configure.program_path())
-    assert nginx
-    command = [nginx, "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
+    command = [servers.find("nginx"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = re.search(r"\[emerg\] (?:\d+#\d+: )?(.*)", done.stderr)
@@ -245,19 +237,22 @@ def serves(s: settings.Settings, seconds: float) -> bool:
 
 
 def main() -> None:
-    s = settings.load_or_exit()
-    for name in sorted(name for name in os.environ if name.startswith("INGEST_") and name not in settings.variables()):
+    s = settings.load_or_exit(file=True)
+    given = {**settings.of_file(s.home), **os.environ}
+    for name in sorted(name for name in given if name.startswith("INGEST_") and name not in settings.variables()):
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
     # absolute: bin/sluice reload reads the files again, from another directory
     paths = {settings.variable(name): value for name, value in s.values().items()}
+    os.environ.update({**given, **s.given})  # of the file, too, which may change while this runs
     os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
     os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check(s)
         check_files()
+        servers.check()
         lock_home(s)
         check_addresses(s)
         configure.write(s)
