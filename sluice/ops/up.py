@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from sluice import places, settings
@@ -26,6 +27,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if places.CHECKOUT:
         os.chdir(caller)
         os.execv(places.ROOT / "bin/up", ["bin/up"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # see sluice/run/up.py
     os.environ["PYTHONUTF8"] = "1"  # files and output are UTF-8 in any locale
     os.chdir(places.ROOT)
     os.execv(sys.executable, [sys.executable, "-m", "sluice.run.up"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -25,13 +27,13 @@ from sluice.http.endpoints import load_endpoints
 from sluice.places import ROOT
 from sluice.routes import load_routes
 from sluice.run import configure, launch, parts, servers
-from sluice.run.first_screen import first_screen
+from sluice.run.first_screen import first_screen, words_of
 from sluice.run.servers import Failed
 
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
 MIN_FILES = 1024  # supervisord's own `minfds`
-ANNOUNCED_SECONDS = 20.0  # after the start: the first screen, also if no request would be accepted
+ANNOUNCED_SECONDS = 20.0  # after the start: why there is no first screen, if no request would be accepted
 # the order in which the programs of a killed bin/up are ended, after those of contributions: a worker may have a batch
 # to finish, and writes are accepted until the others end
 ORDER = ("worker", "nginx", "gateway", "views", "redis")
@@ -218,25 +220,52 @@ def connected(sockets: list[Path], seconds: float = 1.0) -> socket.socket | None
     return None
 
 
-def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
-    """Whether a gateway process answers GET with 200 within this time."""
-    if connection := connected(sockets, seconds):
+def get(connection: socket.socket | None, target: str) -> str:
+    """The answer to a GET, up to 4 kB; "" if there is none."""
+    if connection:
         with connection, contextlib.suppress(OSError):
             connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            return connection.recv(12) == b"HTTP/1.1 200"
-    return False
+            with connection.makefile("rb") as answer:
+                return answer.read(4096).decode(errors="replace")
+    return ""
+
+
+def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
+    """Whether a gateway process answers GET with 200 within this time."""
+    return get(connected(sockets, seconds), target).startswith("HTTP/1.1 200")
 
 
 def serves(s: settings.Settings, seconds: float) -> bool:
-    """Whether nginx accepts connections, and the gateway bodies. seconds: for each step."""
+    """Whether a client's request reaches the gateway, and its Redis takes bodies. seconds: for each step."""
+    # at its socket: nginx may require a key
+    return answers(s.gateway_sockets, "/readyz", seconds) and reaches_gateway(s, seconds)
+
+
+def reaches_gateway(s: settings.Settings, seconds: float) -> bool:
+    """Whether nginx passes requests on: it answers another status than 502 to 504, which may be 401."""
     try:
-        socket.create_connection(("127.0.0.1", s.port), seconds).close()
+        connection = socket.create_connection(("127.0.0.1", s.port), seconds)
+        if words_of(s)["scheme"] == "https":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # this machine, by its address
+            connection = context.wrap_socket(connection)
+        return bool(re.match(r"HTTP/1\.1 (?!50[234])", get(connection, "/healthz")))
     except OSError:
         return False
-    return answers(s.gateway_sockets, "/readyz", seconds)  # at its socket: nginx may require a key or TLS
+
+
+def why_not(s: settings.Settings) -> str:
+    """Why no writes are taken, as far as the gateway knows."""
+    detail = re.search(r'"detail": ?"([^"]*)"', get(connected(s.gateway_sockets), "/readyz"))
+    return detail[1] if detail else f"{s.home}/log says what happens"
 
 
 def main() -> None:
+    # bin/up has blocked it, as Python would show a traceback. From here on SIGINT ends this process at once, until
+    # supervisord has a handler of its own, before it starts anything
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     s = settings.load_or_exit(file=True)
     given = {**settings.of_file(s.home), **os.environ}
     for name in sorted(name for name in given if name.startswith("INGEST_") and name not in settings.variables()):
@@ -260,10 +289,14 @@ def main() -> None:
     due = time.monotonic() + ANNOUNCED_SECONDS
 
     def announced() -> bool:
-        if time.monotonic() < due and not serves(s, 0.2):  # supervisord waits for it
-            return False
-        say(first_screen(s))
-        return True
+        nonlocal due
+        if serves(s, 0.2):  # supervisord waits for it
+            say(first_screen(s))
+            return True
+        if time.monotonic() > due:
+            due = math.inf
+            say(f"Sluice takes no writes yet: {why_not(s)}")
+        return False
 
     from sluice.run import supervise  # supervisord; imported here, because other programs use the functions above
 
