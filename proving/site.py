@@ -23,9 +23,9 @@ from proving.load import PATIENCE, unverified
 from proving.store import STREAM, Postgres, Sqlite
 from sluice import settings
 from sluice.base import connect
+from sluice.places import ROOT
 from sluice.registry import contributions
 from sluice.run import launch
-from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
 from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import Keys

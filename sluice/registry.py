@@ -16,6 +16,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from sluice.places import installing
+
 GROUP = "sluice"  # of entry points
 CONTRIB = Path(__file__).with_name("contrib")
 
@@ -29,7 +31,7 @@ class Entry:
     """Something with a name or a scheme.
 
     target: "module:attribute", or a module. extra: installs what it imports beside the core's packages:
-    `bin/provision EXTRA` in a checkout, `pip install sluice[EXTRA]` elsewhere.
+    see `installing` in sluice/places.py.
     """
 
     target: str
@@ -46,7 +48,7 @@ class Entry:
         """The exception for a failed import: NotInstalled, if a library is missing that the extra installs."""
         if not self.extra or (error.name or "").partition(".")[0] == "sluice":
             return error
-        return NotInstalled(f"needs {error.name}: bin/provision {self.extra} installs it.")
+        return NotInstalled(f"needs {error.name}: {installing(self.extra)} installs it.")
 
 
 class Setting(NamedTuple):

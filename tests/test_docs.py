@@ -367,7 +367,7 @@ def test_the_virtual_environment_has_what_the_lock_names_and_nothing_else():
     lock = (harness.ROOT / "deploy/requirements.lock").read_text()
     installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
     canonical = {re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower() for dist in installed}
-    apart = {"otel", "engines", "bench", "audit", "mutants", "lock", "pypy", "pypy-build"}
+    apart = {"servers", "otel", "engines", "bench", "audit", "mutants", "lock", "pypy", "pypy-build"}
     named = {
         re.sub(r"[-_.]+", "-", name).lower()
         for names, name in re.findall(r"^# (.+)\n([\w.-]+)==", lock, re.M)

@@ -31,10 +31,10 @@ from sluice import registry
 from sluice.http.request import CREDENTIALS, PASSED
 from sluice.http.routes import Route, pattern, varies
 from sluice.parsers import PRIVATE
+from sluice.places import ROOT
 from sluice.routes import ROUTES, load_routes
 from sluice.settings import SettingError, Settings
 
-ROOT = Path(__file__).resolve().parents[2]
 INCLUDES = "includes"  # below nginx/, and below $INGEST_HOME/etc
 INCLUDE = re.compile(r"^( *)include includes/(?:([a-z]+)/\*|([a-z]+))\.conf;\n", re.MULTILINE)
 # in each location where a page of a stranger could read what only this machine may read

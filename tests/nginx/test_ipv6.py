@@ -22,8 +22,9 @@ from typing import TypeVar
 import pytest
 
 from proving.harness import PATIENCE, answer, environment, free_port, installation, poll, post, short_tmp
+from sluice.places import ROOT
 from sluice.run import configure
-from sluice.run.configure import ROOT, has_ipv6
+from sluice.run.configure import has_ipv6
 from support.access import curl, keys
 from support.folders import has, needs
 from support.nginx_front import front

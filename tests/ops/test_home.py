@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -68,6 +69,36 @@ def test_a_verb_has_the_settings_of_the_last_start_and_the_environment_overrides
     assert "votes: 0 deleted" not in sluice(tmp, "expire", INGEST_KEEP="gps=30d")[1]
     start(tmp, INGEST_STORE=f"sqlite:///{tmp}/other.db")
     assert sluice(tmp, "expire")[1] == "INGEST_KEEP keeps everything.\n"
+
+
+def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_changes_next(tmp: Path) -> None:
+    file = tmp / settings.FILE
+    store = "postgresql://ann:secret@h/db"
+    file.write_text(f"INGEST_KEEP=30d\nINGEST_MAX_BODY=2m\nINGEST_STORE='{store}'\n")
+
+    def shown(*words: str, **env: object) -> list[list[str]]:
+        code, out, complaints = sluice(tmp, "settings", *words, INGEST_VIEWS="", **env)
+        assert (code, complaints) == (0, "")
+        return [re.split("  +", line) for line in out.splitlines()]
+
+    head, *before = shown()
+    assert head == ["setting", "value", "from", "what it is for"]
+    assert ["INGEST_KEEP", "30d", "settings", "age at which rows and dead letters are deleted"] in before
+    assert ["INGEST_STORE", "postgresql://ann:…@h/db", "settings", "the database"] in before
+    configure.write(settings.load(environment(tmp, {"INGEST_LOG": "json"}), file=True))
+    file.write_text(f"INGEST_KEEP=60d\nINGEST_STORE='{store}'\n")
+    after = shown(INGEST_REPLICAS="2")
+    assert [line[:3] for line in after[1:]] == [
+        ["INGEST_HOME", str(tmp), "environment"],
+        ["INGEST_REPLICAS", "2", "environment"],
+        ["INGEST_MAX_BODY", "2m", "last start"],
+        ["INGEST_STORE", "postgresql://ann:…@h/db", "settings"],
+        ["INGEST_KEEP", "30d", "last start"],
+        ["INGEST_LOG", "json", "last start"],
+        [f"INGEST_KEEP: the next start has 60d, from {file}."],
+    ]
+    everything = [line[0] for line in shown("--all")[1:-1]]
+    assert everything == settings.variables()
 
 
 REFUSED = [
