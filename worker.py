@@ -40,6 +40,7 @@ from sluice.store import bounds
 from sluice.store.chores import Chore
 from sluice.store.decoding import SAMPLE, Group, decode_claim, trace
 from sluice.store.expiry import Expiry, KeyExpiry
+from sluice.store.own import require_file
 from sluice.store.registry import check_store, open_elsewhere, open_store
 from sluice.store.store import Elsewhere, Store, senders
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
@@ -444,6 +445,7 @@ def main(arguments: list[str]) -> int:
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
+        require_file(config)
         elsewhere = open_elsewhere(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared, streams, config.keep, elsewhere)
