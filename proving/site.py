@@ -275,7 +275,9 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
             own |= {"INGEST_ROWS": stack.enter_context(engines.running(engine)).url, **engine.env}
         elif rows:
             own["INGEST_ROWS"] = f"parquet://{home}/rows"
-        if not store.startswith("sqlite:///"):
+        if store.startswith("sqlite:///"):
+            own["INGEST_STORE"] = f"sqlite:///{home}/disk/ingest.db"  # as on a disk of its own, which may go and come
+        else:
             own["INGEST_STORE"] = Postgres.within(store, f"drill_{os.getpid()}_{time.time_ns()}")
         site = Site({**passed, **own}, private=True)
         site.engine = engine
