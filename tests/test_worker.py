@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -45,6 +46,7 @@ from sluice import settings
 from sluice.account import Publisher
 from sluice.base import times
 from sluice.base.counters import SECONDS, Counts
+from sluice.spool import outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
@@ -478,6 +480,50 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     ours.release()
 
 
+def test_the_prefetched_claim_is_kept_while_the_one_before_it_is_stored(
+    redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "RENEW_SECONDS", 0.01)
+
+    class Store:
+        db = None
+        elsewhere = Elsewhere()
+
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
+            if claim.count == MAX_BODIES:
+                (name,) = poll(lambda: claims(redis).keys() - {claim.id})
+                expire(redis, name)
+                poll(lambda: raw(redis).zscore("ingest:{votes}:claims", name) > time.time() * 1000)
+                ours.stop()
+            return Outcome(claim.count, 0)
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", {"votes": STREAMS["votes"]}, LIMITS)
+    ours.store = Store()  # type: ignore[assignment]
+    ours.states[0].max_bodies = MAX_BODIES
+    push(redis, *range(MAX_BODIES + 1))
+    ours.run()
+    assert claims(redis) == {}
+
+
+def test_a_lost_reply_holds_up_no_later_renewal(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(outlet, "TIMEOUT_SECONDS", 0.01)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp / "redis.sock"))
+        silent.listen()
+        ours = Outlet(str(tmp / "redis.sock"))
+
+        def renew() -> None:
+            for step in partial(ours.renew, Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600)])), ours.report:
+                with contextlib.suppress(client.RedisError):
+                    step()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
     state = program.StreamState(STREAMS["votes"], Outlet("unused.sock"))
     state.size_next_claim(1, 100.0)
@@ -801,7 +847,7 @@ def test_a_key_that_is_not_as_it_should_be_delays_only_its_stream(tmp: Path, red
 def test_no_error_ends_the_loop_or_the_renewal_of_leases(
     broken: str, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "LEASE_SECONDS", 0.04)
+    monkeypatch.setattr(program, "RENEW_SECONDS", 0.01)
     outlet = Outlet(str(redis.socket))
     failed = [0]
     whole = getattr(outlet, broken)

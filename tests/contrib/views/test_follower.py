@@ -134,6 +134,58 @@ def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ende
     harness.poll(settled)
 
 
+def test_a_position_stays_short_while_somebody_leaves_a_transaction_open(postgres: Site) -> None:
+    postgres.put("gps", [position("bike", 0)])
+    postgres.caught_up()
+    idle, slow = postgres.connect(), postgres.connect()
+    opened, done = threading.Event(), threading.Event()
+    with contextlib.closing(slow), contextlib.closing(idle), idle.transaction() as db:
+        db.execute("UPDATE batches SET records = 0 WHERE false")
+        claim, bodies = postgres.claim("gps", [position("van", 1)])
+
+        def wait() -> None:
+            opened.set()
+            done.wait(PATIENCE)
+
+        thread = threading.Thread(target=lambda: slow.persist(claim, watched(bodies, wait)))
+        thread.start()
+        opened.wait(PATIENCE)
+        for n in range(40):
+            postgres.put("gps", [position("bike", n)])
+            postgres.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+        postgres.caught_up()
+        client = postgres.client()
+        state = client.get(contract.state("/gps/latest")).decode()
+        place = json.loads(client.hget(contract.info("/gps/latest", state), "position"))
+        assert place[0] > 40 and place[1] == [2]
+        done.set()
+        thread.join()
+        postgres.caught_up()
+        assert postgres.actual("/gps/latest").keys() == {"bike", "van"}
+
+
+def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views_anew(
+    postgres: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.store.bounds.KEEP_CHANGES", 2)
+    postgres.put("gps", [position("bike", 1)])
+    postgres.caught_up()
+    before = postgres.client().get(contract.state("/gps/latest"))
+    postgres.kill(postgres.follower)
+    with postgres.store.transaction() as db:
+        late = "(received_at, time, device, lat, lon, batch, seq) VALUES (now(), now(), 'late', 1, 1, 1, 9)"
+        db.execute(f"INSERT INTO gps {late}")
+        for _ in range(5):
+            db.execute("INSERT INTO view_changes (stream, batch) VALUES ('gps', 1)")
+    postgres.store.fold()
+    with postgres.store.transaction() as db:
+        assert db.execute("SELECT count(*) FROM view_changes").fetchone() == (2,)
+    postgres.start_follower()
+    postgres.caught_up()
+    assert postgres.actual("/gps/latest").keys() == {"bike", "late"}
+    assert postgres.client().get(contract.state("/gps/latest")) != before
+
+
 def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
     monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
