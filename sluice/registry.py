@@ -16,6 +16,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from sluice.places import installing
+
 GROUP = "sluice"  # of entry points
 CONTRIB = Path(__file__).with_name("contrib")
 
@@ -29,7 +31,7 @@ class Entry:
     """Something with a name or a scheme.
 
     target: "module:attribute", or a module. extra: installs what it imports beside the core's packages:
-    `bin/provision EXTRA` in a checkout, `pip install sluice[EXTRA]` elsewhere.
+    see `installing` in sluice/places.py.
     """
 
     target: str
@@ -46,7 +48,7 @@ class Entry:
         """The exception for a failed import: NotInstalled, if a library is missing that the extra installs."""
         if not self.extra or (error.name or "").partition(".")[0] == "sluice":
             return error
-        return NotInstalled(f"needs {error.name}: bin/provision {self.extra} installs it.")
+        return NotInstalled(f"needs {error.name}: {installing(self.extra)} installs it.")
 
 
 class Setting(NamedTuple):
@@ -111,12 +113,14 @@ class Destination(Entry):
     """What takes rows instead of a table. form: how a URL is written. pattern: of its URLs.
 
     stream: the only one that it takes, if it is not for all. column: that it adds to those of a table.
+    beside: it can take rows that are in their table, too (`store+URL`): then its objects are in memory.
     """
 
     form: str = ""
     pattern: str = ""
     stream: str = ""
     column: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,12 +142,13 @@ class Contribution:
         used. Raises: SettingError.
     formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
     streams: by name, "module:attribute"; instead of the core's, if that has one of this name.
+    routes: path -> `sluice.http.routes.Route`.
     fields: the names of header fields that the decoders of a user's own streams may read.
     paths: patterns of those that nginx answers, so that no route can have them.
     probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
         returns the 503 of a gateway that takes no writes, or None. It returns a Reply; None: 405.
     reads: "module:function" of the settings; the paths that are read with GET.
-    gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
+    gateway: "module:function" of the routes, the endpoints and the settings, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
     row_sources: what views read the rows of a database from, by the scheme of its URLs: "module:class".
     rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).
@@ -175,6 +180,7 @@ class Contribution:
     settle: str = ""
     formats: Sequence[Any] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
+    routes: Mapping[str, Any] = field(default_factory=dict)
     fields: Sequence[str] = ()
     paths: Sequence[str] = ()
     probes: Mapping[str, Entry] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sluice import extension, registry
-from sluice.http.routes import OK, Route
+from sluice.http.routes import OK, Route, varies
 from sluice.settings import SettingError
 
 BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect records
@@ -18,11 +18,11 @@ ROUTES = {
     )
     for known in registry.formats()
     for path, answer in known.paths.items()
-}  # fmt: skip
+} | registry.declared("routes")  # fmt: skip
 
 
 STREAM = r"[A-Za-z_]\w*"
-PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
+PATH = r"(?:/(?:[\w.~!$&'()*+,;=:@-]|\{[A-Za-z_]\w*\})*)+"
 OWN = r"/healthz|/readyz|/_sluice_.*"  # of gateway and nginx
 
 
@@ -30,6 +30,9 @@ def is_reserved(path: str) -> bool:
     """Whether a path is one that Sluice, or a contribution, answers itself."""
     patterns = OWN, *registry.listed("paths")
     return path in registry.declared("probes") or any(re.fullmatch(pattern, path) for pattern in patterns)
+
+
+METHODS = {"GET", "PUT", "PATCH", "DELETE"}  # that may be a POST
 
 
 def load_routes(module: str) -> dict[str, Route]:
@@ -43,8 +46,10 @@ def load_routes(module: str) -> dict[str, Route]:
             problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"
         elif not re.fullmatch(PATH, str(path)) or is_reserved(path):
             problem = "is no path such as /orders, or one that Sluice uses itself"
-        elif route.signed and route.json:
-            problem = "has both `signed` and `json`"
+        elif route.json and (route.signed or varies(path)):
+            problem = "has `json`, and `signed` or a path that varies"
+        elif not METHODS.issuperset(route.methods):
+            problem = f"has another method than {', '.join(sorted(METHODS))}"
         else:
             continue
         raise SettingError(f"INGEST_ROUTES={module!r} is invalid: ROUTES[{path!r}] {problem}.")

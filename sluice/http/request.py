@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 from sluice import registry
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
@@ -33,6 +34,8 @@ CREDENTIALS = (
 LEFT_OUT = re.compile(
     rb"^(?:%b|Transfer-Encoding):[^\n]*\n" % "|".join(CREDENTIALS).encode(), re.IGNORECASE | re.MULTILINE
 )
+# Parameters that are a credential, or can be one
+IN_QUERY = re.compile(r"(?:^|&)(?:api_key=[^&]*|p=[A-Za-z0-9_-]{32,46}(?=&|$))")
 NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, "Transfer-Encoding")}
 MAX_KEPT_HEADS = 1024  # 1 kB each
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
@@ -81,10 +84,18 @@ class Reading(Protocol):
     """What an endpoint says of the items of its requests; see `sluice.http.endpoints.Endpoint`."""
 
     path: str
+    varies: bool
     max_body: int
     keeps_head: bool
     keeps_fields: bool
     kept: list[tuple[str, str]]
+
+
+def without_slashes(path: str) -> str:
+    """A path without repeated slashes, where nginx does not see them, either: many senders join a base URL that ends
+    with a slash, and a path.
+    """
+    return re.sub("/+", "/", path) if "//" in path else path
 
 
 def variable(name: str) -> str:
@@ -130,7 +141,7 @@ def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
             keep_head = True
         body = read_body(environ, max_body)
         if not body:
-            query: str = environ.get("QUERY_STRING", "")
+            query: str = without_keys(environ.get("QUERY_STRING", ""))
             if not query:
                 raise Rejected(EMPTY)
             if not keep_head:
@@ -263,8 +274,9 @@ def head(environ: dict[str, Any], endpoint: Reading) -> bytes:
 
 def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None) -> bytes:
     """The same. received: the head as the server got it; None: the server does not tell."""
-    query = environ.get("QUERY_STRING")
-    line = f"POST {endpoint.path}?{query} HTTP/1.1" if query else f"POST {endpoint.path} HTTP/1.1"
+    query = without_keys(environ.get("QUERY_STRING", ""))
+    path = endpoint.path if not endpoint.varies else real_path(environ)
+    line = f"POST {path}?{query} HTTP/1.1" if query else f"POST {path} HTTP/1.1"
     if endpoint.keeps_fields and received is not None:
         return line.encode("latin-1") + b"\r\n" + LEFT_OUT.sub(b"", received.partition(b"\r\n")[2])
     kept: Iterable[tuple[str, str]] = endpoint.kept
@@ -274,6 +286,18 @@ def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None
         ]
     fields = [begin + environ[key] for key, begin in kept if key in environ and environ[key]]
     return f"{line}{''.join(fields)}\r\n\r\n".encode("latin-1")
+
+
+def without_keys(query: str) -> str:
+    """A query string without an API key: `api_key`, and `p` if it can be one."""
+    if "p" not in query or not IN_QUERY.search(query):
+        return query
+    return IN_QUERY.sub("", query).lstrip("&")
+
+
+def real_path(environ: dict[str, Any]) -> str:
+    """The path of a request to a route whose path varies, as it can stand in a request line."""
+    return quote(without_slashes(environ["PATH_INFO"]).encode("latin-1"), "/!$&'()*+,;=:@")
 
 
 def is_kept(key: str) -> bool:

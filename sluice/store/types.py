@@ -51,12 +51,13 @@ class Origin(NamedTuple):
     """Where the bodies of one insert come from.
 
     batch: the id of their claim in `batches`. senders: the names of those who sent the bodies, by sequence number.
-    whole: False if they are of a partial dead letter.
+    whole: False if they are of a partial dead letter. reason: of that letter; "" if they were never buried.
     """
 
     batch: int
     senders: Mapping[int, str]
     whole: bool = True
+    reason: str = ""
 
 
 class Unavailable(Exception):

@@ -35,6 +35,7 @@ FLAT = re.compile(rb"\{(?:[^\"{}\[\]]++|" + STRING + rb")*+\}", re.DOTALL)
 BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|" + STRING + rb")*+([{}\[\]])", re.DOTALL)
 GAP = re.compile(rb"[ \t\r\n,]*+")
 LINE = re.compile(rb"[^\n]++")
+TRAILING = re.compile(r"trailing characters \(byte (\d+)\)$")
 TOGETHER = re.compile(rb"\}[ \t\r]*+\{")
 NOT_JSON = "not JSON: "  # the reasons of what is no JSON begin so
 
@@ -230,30 +231,36 @@ def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
 
     The array must have passed `check_json`.
     """
-    at = array.index(b"[") + 1
+    view, at = memoryview(array), array.index(b"[") + 1
     while True:
         gap = GAP.match(array, at)
         assert gap
-        start = at = gap.end()
-        opening = array[at : at + 1]
+        start = gap.end()
+        opening = array[start : start + 1]
         if opening == b"]":
             return
-        if match := (TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR).match(array, at):
-            at = match.end()
-        if opening == b"[" or not match:
-            at, depth, count = start, 0, 0
-            while (depth or at == start) and budget.left > 0:
-                match = BRACKET.match(array, at)
-                assert match
-                depth += 1 if match[1] in b"{[" else -1
-                at = match.end()
-                count += 1
-                budget.left -= not count % BRACKETS
         if (left := budget.left) <= 0:
             yield Remainder(array[start:])
             return
-        yield array[start:at]
+        flat = None if opening == b"[" else TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR
+        if flat and (match := flat.match(array, start)):
+            at = match.end()
+            yield array[start:at]
+        else:
+            at = start + end_of_value(view[start:])
+            yield array[start:at].rstrip()
         budget.pay(left)
+
+
+def end_of_value(text: memoryview) -> int:
+    """Where the first JSON value of a text ends: msgspec skips it, and names the place of what is behind it."""
+    try:
+        skip(text)
+    except msgspec.DecodeError as error:
+        if found := TRAILING.search(str(error)):
+            return int(found[1]) - 1
+        raise
+    return len(text)
 
 
 def lines(body: bytes, budget: Budget) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from sluice.streams.decoder import JsonDecoder
 from sluice.streams.format import Format
 from sluice.streams.lines import LineDecoder
 from sluice.streams.record import Decoded, Limits, Record
-from sluice.streams.unique import Rule
+from sluice.streams.unique import Recent, Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
 
@@ -27,7 +27,7 @@ class Stream(NamedTuple):
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     precision: "ms", or "ns" for times to the nanosecond.
     typed: its column `value` has values of several types, which `type` names, and `tags` is a map: see `Metric`.
-    content, unique: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
+    content, unique, key, recent: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
@@ -37,6 +37,8 @@ class Stream(NamedTuple):
     precision: str = "ms"
     content: bool = False
     unique: tuple[str, ...] | None = None
+    key: Callable[[Sequence[Record]], bytes] | None = None
+    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
     rule: Rule | None = None
     typed: bool = False
 

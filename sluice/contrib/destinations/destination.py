@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sluice.base.override import override
-from sluice.store.types import Body, FarRow
+from sluice.store.store import Store
+from sluice.store.types import Body, FarRow, Origin
 from sluice.streams.message import NOBODY, sender_head
 from sluice.streams.registry import Stream
 
@@ -22,11 +23,15 @@ class Rows:
     """The records of bodies on their way to a destination, in columns: with each, the sequence number, the arrival and
     the item of its body.
 
-    received: microseconds since 1970. senders: see `Origin`.
+    received: microseconds since 1970. senders: see `Origin`. origin: of the bodies, if they are of a claim or a letter.
     """
 
-    def __init__(self, bodies: Sequence[Body] = (), senders: Mapping[int, str] = NOBODY) -> None:
+    def __init__(
+        self, bodies: Sequence[Body] = (), senders: Mapping[int, str] = NOBODY, origin: Origin | None = None
+    ) -> None:
         self.senders = senders
+        self.origin = origin
+        self.epoch = ""  # of the numbers, for a destination that `needs_epoch`
         if all([len(body.records) == 1 for body in bodies]):  # mostly, and then in half the time
             self.records = [body.records[0] for body in bodies]
             with_rows = bodies
@@ -36,6 +41,7 @@ class Rows:
         self.seqs = [body.seq for body in with_rows]
         self.received = [body.received for body in with_rows]
         self.bodies = [body.item for body in with_rows]
+        self.with_rows = with_rows
 
 
 class Unwritable(Exception):
@@ -94,7 +100,10 @@ class InMemory(Object, Generic[Group]):
 
     @override
     def add(self, batch: int, rows: Rows) -> None:
-        self.groups.append(self.encoded(batch, rows))
+        self.put(self.encoded(batch, rows))
+
+    def put(self, group: Group) -> None:
+        self.groups.append(group)
         self.row_groups += 1
 
     @override
@@ -108,12 +117,14 @@ class Destination(ABC):
     lasting: an object outlives its worker, so it is noted until it is published.
     database: which one has the notes of what is opened or tidied next.
     used: the database knows that rows were stored there, so it is not made again where it is missing.
+    needs_epoch: it is told the epoch of the rows that it gets.
     GRACE_SECONDS: for which another worker's objects are left to it.
     """
 
     lasting = True
     database = ""
     used = False
+    needs_epoch = False
     GRACE_SECONDS = 0.0
 
     def __init__(self, url: str, stream: Stream) -> None:
@@ -138,6 +149,13 @@ class Destination(ABC):
 
         Makes the destination, unless it is `used`.
         """
+
+    def keep(self, store: Store[Any], db: object, opened: Object, bodies: int) -> None:  # noqa: B027
+        """Write into the transaction of an object what is to be kept of it beside its note. bodies: with rows in it."""
+
+    def is_copy(self, origin: Origin) -> bool:
+        """Whether rows beside their table are due only here: this destination has buried them."""
+        return False
 
     def own(self, name: str) -> bool:
         """Whether this process has made the object of this name, if that makes a difference."""

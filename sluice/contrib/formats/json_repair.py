@@ -13,7 +13,7 @@ from collections.abc import Callable
 from sluice.streams.body import BOM, Budget, is_json
 
 TOKENS = 64  # of a text that is mended that cost one record
-MENDED = 16  # of them that are replaced, the same
+MENDED = 8  # of them that are replaced, the same
 
 # What needs no mending, much of it at once (no possessive group: CPython before 3.11.5 takes half of one that fails);
 # or strings, also one without an end, so that the search does not begin again in it

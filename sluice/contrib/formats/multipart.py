@@ -32,12 +32,12 @@ def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> I
 
     Raises: Invalid, also for a stream that takes lines: some of the form's could pass for records.
     """
-    found = BOUNDARY.search(message.field("Content-Type"))
-    if not found or (isinstance(decoder, JsonDecoder) and body.startswith((b"{", b"["))):
+    boundary = boundary_of(message)
+    if not boundary or (isinstance(decoder, JsonDecoder) and body.startswith((b"{", b"["))):
         return decoder.contents(body, message, budget)
     if not isinstance(decoder, JsonDecoder):
         raise Invalid("multipart: this stream takes lines")
-    parts = split(body, b"--" + found[1].encode(), budget.limits)
+    parts = split(body, boundary, budget.limits)
     results: list[Result] = []
     if parts.fields:
         try:
@@ -47,6 +47,12 @@ def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> I
     if parts.files:
         results.append(Reject(parts.files, "files of a form are not stored"))
     return results
+
+
+def boundary_of(message: Message) -> bytes:
+    """The line between the parts of a form, without line ends; b"": its head names none."""
+    found = BOUNDARY.search(message.field("Content-Type"))
+    return b"--" + found[1].encode() if found else b""
 
 
 def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:

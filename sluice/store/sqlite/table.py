@@ -72,7 +72,7 @@ class Table:
 
     def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Row]:
         """The rows of the records of bodies, one at a time: they are never in memory together."""
-        batch, senders, _ = origin
+        batch, senders = origin.batch, origin.senders
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
         last, arrived = None, ""
         for body in bodies:

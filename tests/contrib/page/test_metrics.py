@@ -135,6 +135,7 @@ def test_counters_survive_the_end_of_a_gateway_process(up: Server) -> None:
     poll(lambda: scraped(up)["sluice_answers_total", "/votes", "200"] > before)
 
 
+@pytest.mark.nightly
 def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Server, tmp: Path) -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text()
     assert "localhost:8080" in text
