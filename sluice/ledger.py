@@ -422,9 +422,8 @@ def discrepancies(rows: Mapping[str, Balance]) -> list[str]:
 def complaints(cell: Cell) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        return [
-            f"{cell['cell']}: last seen {screen.ago(cell['seconds'])} ago, {known(waiting(cell))} bodies waiting there."
-        ]
+        seen, bodies = screen.ago(cell["seconds"]), known(waiting(cell))
+        return [f"{cell['cell']}: last seen {seen} ago, {bodies} bodies waiting there."]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 

@@ -144,6 +144,7 @@ class Contribution:
     streams: by name, "module:attribute"; instead of the core's, if that has one of this name.
     routes: path -> `sluice.http.routes.Route`.
     fields: the names of header fields that the decoders of a user's own streams may read.
+    paths: patterns of those that nginx answers, so that no route can have them.
     probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
         returns the 503 of a gateway that takes no writes, or None. It returns a Reply; None: 405.
     reads: "module:function" of the settings; the paths that are read with GET.
@@ -181,6 +182,7 @@ class Contribution:
     streams: Mapping[str, str] = field(default_factory=dict)
     routes: Mapping[str, Any] = field(default_factory=dict)
     fields: Sequence[str] = ()
+    paths: Sequence[str] = ()
     probes: Mapping[str, Entry] = field(default_factory=dict)
     reads: str = ""
     gateway: str = ""
@@ -245,8 +247,8 @@ def formats() -> list[Any]:
     return [known for each in contributions().values() for known in each.formats]
 
 
-def fields_of(kind: str) -> list[str]:
-    """The names of header fields that all contributions declare of a kind: "fields" or "keys"."""
+def listed(kind: str) -> list[str]:
+    """What all contributions declare of a kind that is a list: "fields", "keys" or "paths"."""
     return [name for each in contributions().values() for name in getattr(each, kind)]
 
 

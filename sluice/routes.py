@@ -23,7 +23,13 @@ ROUTES = {
 
 STREAM = r"[A-Za-z_]\w*"
 PATH = r"(?:/(?:[\w.~!$&'()*+,;=:@-]|\{[A-Za-z_]\w*\})*)+"
-RESERVED = re.compile(r"/(?:status(?:/.*)?|health|healthz|ready|readyz|ping|query|_sluice_.*)")  # by gateway and nginx
+OWN = r"/healthz|/readyz|/_sluice_.*"  # of gateway and nginx
+
+
+def is_reserved(path: str) -> bool:
+    """Whether a path is one that Sluice, or a contribution, answers itself."""
+    patterns = OWN, *registry.listed("paths")
+    return path in registry.declared("probes") or any(re.fullmatch(pattern, path) for pattern in patterns)
 
 
 METHODS = {"GET", "PUT", "PATCH", "DELETE"}  # that may be a POST
@@ -38,7 +44,7 @@ def load_routes(module: str) -> dict[str, Route]:
     for path, route in own.items():
         if not isinstance(route, Route) or not re.fullmatch(STREAM, str(route.stream), re.ASCII):
             problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"
-        elif not re.fullmatch(PATH, str(path)) or RESERVED.fullmatch(path):
+        elif not re.fullmatch(PATH, str(path)) or is_reserved(path):
             problem = "is no path such as /orders, or one that Sluice uses itself"
         elif route.json and (route.signed or varies(path)):
             problem = "has `json`, and `signed` or a path that varies"

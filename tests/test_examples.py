@@ -83,6 +83,7 @@ def test_firehose_delivers_to_a_stream_of_ones_own(up: Server) -> None:
     assert len(ask(up.home, "SELECT 1 FROM orders WHERE sku = 'delivered'")) == 2
 
 
+@needs("access")
 def test_the_shell_script_waits_for_retry_after(slow: Server) -> None:
     for n in range(4):
         body = json.dumps({"poll": "sh", "choice": str(n)})
@@ -93,6 +94,7 @@ def test_the_shell_script_waits_for_retry_after(slow: Server) -> None:
     assert all_stored(slow, "sh", 4)
 
 
+@needs("access")
 def test_the_python_client_waits_for_retry_after_and_raises_rejected_on_a_4xx(slow: Server) -> None:
     module = runpy.run_path(str(EXAMPLES / "client.py"))
     client, seen = module["Client"](f"http://localhost:{slow.port}"), []
@@ -160,6 +162,7 @@ def test_a_client_sends_again_what_was_not_answered_and_it_is_stored_once(
     assert all_stored(up, name, 1)
 
 
+@needs("access")
 @pytest.mark.skipif(not shutil.which("node"), reason="node is not installed")
 def test_the_javascript_client_waits_for_retry_after_and_throws_rejected_on_a_4xx(slow: Server) -> None:
     script = """

@@ -317,17 +317,17 @@ def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, re
     assert raw(redis).get(CELL) == b"c1"
 
 
-@pytest.mark.parametrize(("elsewhere", "kept"), [(False, b"c2"), (True, b"c1")])
-def test_a_cell_has_the_name_that_a_redis_elsewhere_has(elsewhere: bool, kept: bytes, tmp: Path) -> None:
+@pytest.mark.parametrize(("is_shared", "kept"), [(False, b"c2"), (True, b"c1")])
+def test_a_cell_has_the_name_that_a_redis_elsewhere_has(is_shared: bool, kept: bytes, tmp: Path) -> None:
     port = free_port()
     with redis_server(tmp, port=port, bind="127.0.0.1") as server:
         raw(server).set(CELL, "c1")
         env: dict[str, object] = {"INGEST_CELL": "c2"}
-        env |= {"INGEST_SPOOL": f"redis://127.0.0.1:{port}"} if elsewhere else {}
+        env |= {"INGEST_SPOOL": f"redis://127.0.0.1:{port}"} if is_shared else {}
         with worker(tmp, env) as running:
             poll(lambda: ask(tmp, "SELECT cell FROM batches_cells") == [(kept.decode(),)])
         assert raw(server).get(CELL) == kept
-        assert ("this is the cell c1, as its list says, not c2" in running.said()) == elsewhere
+        assert ("this is the cell c1, as its list says, not c2" in running.said()) == is_shared
 
 
 def test_a_worker_says_that_its_database_is_another_one_and_publishes_its_settings(tmp: Path, redis: Server) -> None:

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
                 time.sleep(time.monotonic() - began)  # the workers write meanwhile
                 began = time.monotonic()
             old -= store.overdue(table, before)
-            store.set_horizon(name, before)
+            store.set_horizons({name: before})
         if before < until:
             ahead = screen.ago((until - before) / 1e6)
             screen.complain(f"{name}: the clock is {ahead} ahead of the last deletion; if it is right: --catch-up")

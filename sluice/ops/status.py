@@ -66,10 +66,8 @@ def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], as_json: 
         if row["purged"]:
             print(f"{name}: {row['purged']} accepted bodies were discarded by `{screen.PROGRAM} purge`.")
         if lasts := row.get("keys_seconds"):
-            print(
-                f"{name}: at this rate keys are kept for {screen.ago(lasts)}, less than INGEST_UNIQUE: at most "
-                f"{bounds.MAX_KEYS:,} of a stream are."
-            )
+            kept = f"{screen.ago(lasts)}, less than INGEST_UNIQUE"
+            print(f"{name}: at this rate keys are kept for {kept}: at most {bounds.MAX_KEYS:,} of a stream are.")
         if row["deleted"] or row["expired"]:
             gone = f"{row['deleted']} rows by age (INGEST_KEEP), and the dead letters of {row['expired']} bodies"
             print(f"{name}: deleted: {gone}.")

@@ -147,7 +147,7 @@ def whole_head(sender: str) -> str:
 def routes(s: Settings, added: Mapping[str, str]) -> str:
     """The locations of the routes. One with = costs the other paths nothing."""
     known = load_routes(s.routes)
-    more = registry.fields_of("fields")
+    more = registry.listed("fields")
     made = [f"# A larger Content-Length gets 413 before the body is read\nclient_max_body_size {s.max_body};\n"]
     for path, route in known.items():
         most = route.max_body or s.max_batch * route.batch

@@ -1,4 +1,25 @@
-"""What a worker takes from a list: a claim, and the epoch that its sequence numbers belong to."""
+"""What a worker takes from a list: a claim, and the epoch that its sequence numbers belong to.
+
+Bodies on a list have no ids: appending one takes a single RPUSH. A body's number is its place among all that were ever
+on the list, and it gets it when it is claimed: the counter `taken` then grows by the length of the claim.
+
+    numbers    1 ── taken │ taken + 1 ── taken + ready
+               claimed    │ ready
+               EPOCH A    │ EPOCH A │ EPOCH B         a restart of Redis began epoch B behind what was there
+
+Redis may lose its last writes in a crash or a failover, and then gives their numbers again, to other bodies. So a
+number counts only within an epoch, a history of Redis in which no number is given twice; a claim has bodies of one
+epoch. The database has the ranges of epoch and numbers that are stored, and refuses one that overlaps: this, and not
+the claim, is why a body is stored once. A claim may be given to a second worker while the first one is only slow, and
+both may try to store it.
+
+A claim is held by a lease that its worker renews. When that ends, the next worker gets the same claim, with the same
+numbers and a higher count of deliveries; after two, its bodies are stored one by one. A part of a claim is a claim
+(`part`, `after`): what is stored is settled, and the rest keeps its lease.
+
+When a body arrived is not stored with it either: now and then a gateway leaves a mark, a number with a time, and a
+body has that of the last mark at or before it (`received`).
+"""
 
 from __future__ import annotations
 

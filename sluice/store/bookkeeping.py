@@ -243,7 +243,8 @@ class Bookkeeping(ABC, Generic[Db]):
         or of a clock that was ahead, may stand before older ones. before: microseconds since 1970. Raises: Unavailable.
         """
         start, at = self.swept.pop("", 0), self.time(before)
-        some = f"(SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {bounds.SEARCH_ROWS}) AS few"
+        next_ones = f"SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {bounds.SEARCH_ROWS}"
+        some = f"({next_ones}) AS few"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
             ((end, rows),) = self.run(db, f"SELECT max(id), count(*) FROM {some}", (start,))
             found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {bounds.EXPIRE_LETTERS}"
@@ -354,9 +355,6 @@ class Bookkeeping(ABC, Generic[Db]):
         """The time (microseconds since 1970) by the clock, or of the last batch if that is earlier."""
         now = int(time.time() * 1e6)
         return min(now, self.last_batch(db) or now)
-
-    def set_horizon(self, name: str, until: int) -> None:
-        self.set_horizons({name: until})
 
     def set_horizons(self, horizons: Mapping[str, int]) -> None:
         with self.transaction() as db:

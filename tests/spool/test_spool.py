@@ -521,7 +521,7 @@ def test_a_body_that_another_tool_pushed_is_claimed_and_dated_by_the_claim(
 def test_a_snapshot_shows_the_state_of_a_stream(
     server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
 ) -> None:
-    assert inspector.snapshot("s") == (0, 0, {}, {}, 0, 0, [], True, "", {})
+    assert inspector.snapshot("s") == (0, 0, {}, {}, 0, 0, [], True, "", None)
     assert outlet.has_work(["s", "t"]) == [False, False]
     before = time.time()
     push(inlet, *numbers(10))

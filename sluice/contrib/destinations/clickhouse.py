@@ -111,10 +111,8 @@ class ClickHouse(Tables):
                 away.append(f"{prefix}{uuid.uuid4().hex}")
                 client.command(f"CREATE TABLE {quoted(away[-1])} AS {quoted(self.stream.name)}")
             for day, _ in found:
-                client.command(
-                    f"ALTER TABLE {quoted(self.stream.name)} MOVE PARTITION {{day:String}} TO TABLE {quoted(away[-1])}",
-                    parameters={"day": day},
-                )
+                of, to = quoted(self.stream.name), quoted(away[-1])
+                client.command(f"ALTER TABLE {of} MOVE PARTITION {{day:String}} TO TABLE {to}", parameters={"day": day})
             return sum(self.drop(client, name) for name in away)
 
     def left(self, client: Client, prefix: str) -> list[str]:

@@ -1,8 +1,25 @@
 """Takes requests of OTLP/HTTP apart (opentelemetry.io/docs/specs/otlp): what metrics, logs and traces have in common.
 
-A request has resources, a resource has scopes, and a scope has metrics, log records or spans. The messages are decoded
-by OpenTelemetry's generated classes, one at a time: a request of 8 MiB that were decoded as a whole could take 300 MB.
-So only one log record, span or data point is in memory, and an invalid one does not make the others invalid.
+A request has resources, a resource has scopes, and a scope has metrics, log records or spans:
+
+    ExportMetricsServiceRequest            ExportLogsServiceRequest     ExportTraceServiceRequest
+      resourceMetrics                        resourceLogs                 resourceSpans
+        resource, scopeMetrics                 resource, scopeLogs          resource, scopeSpans
+          scope, metrics                         scope, logRecords            scope, spans
+            gauge | sum | …: dataPoints
+
+Each level is a `Node`: the generated class of its messages, and which of their fields are nodes again. `walk` goes down
+this tree. Of a message it takes the children out, unparsed, and decodes the rest, which is small; this makes the
+context that the children inherit: attributes, the metric's name, the service. The innermost messages make rows.
+
+So messages are decoded by OpenTelemetry's classes, but one at a time, for two reasons. A request of 8 MiB that were
+decoded as a whole could take 300 MB. And an invalid message does not make the others invalid: it becomes a request of
+its own, with what stood above it, which a replay decodes like any other (`Refused`, `join`). Where a message of
+protobuf is small, its innermost children are decoded together, in half the time; if any of them is invalid, they are
+taken one by one after all (`together`).
+
+Whatever a row inherits is written once more for each row, so it is charged to the budget before (`Context.size`).
+The two encodings differ in how a message is taken apart and put together again; all else here is common to them.
 """
 
 from __future__ import annotations

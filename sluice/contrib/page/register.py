@@ -14,6 +14,7 @@ CONTRIBUTION = Contribution(
     },
     verbs={name: f"sluice.contrib.page.{name}" for name in ("errors", "top", "metrics")},
     programs={name: Program(f"sluice.contrib.page.parts:{name}") for name in ("metrics", "page")},
+    paths=(r"/status(?:/.*)?",),
     nginx="sluice.contrib.page.nginx:files",
     announce="sluice.contrib.page.parts:announce",
 )

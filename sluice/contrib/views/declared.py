@@ -11,7 +11,7 @@ from sluice.contrib.views.kinds.feed import feed
 from sluice.contrib.views.kinds.latest import latest
 from sluice.contrib.views.kinds.tally import tally
 from sluice.contrib.views.kinds.view import View
-from sluice.routes import RESERVED, load_routes
+from sluice.routes import is_reserved, load_routes
 
 PATH = re.compile(r"(?=.{2,201}\Z)(/(?!\.\.?(/|\Z))[\w.~-]+)+/?", re.ASCII)  # as nginx passes it on
 NAME = "INGEST_VIEWS"
@@ -59,7 +59,7 @@ def invalid(path: object, view: object) -> str:
     """Why a declaration cannot be a view, or ""."""
     if not (isinstance(path, str) and PATH.fullmatch(path)):
         return "a path is / and letters, digits or / . ~ - _, without // and /../"
-    if RESERVED.fullmatch(path):
+    if is_reserved(path):
         return "this path has another use"
     return view.problem if isinstance(view, View) else "the view is not made by a function of sluice.contrib.views"
 

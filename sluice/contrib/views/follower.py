@@ -1,7 +1,23 @@
 """The follower: reads the rows that were committed since its position, and applies them to the views' Redis.
 
+A view is served from a generation: all its keys, with a position in the rows of its stream.
+
+    build ──> building ──caught up: switch──> live ──> unlinked by `sweep`, once another one is live
+                 │                              │
+                 └── full: built again later    └── withdraw: the database or the declaration is another one
+
+A new declaration, a database that was put back, or an operator begins a new generation beside the one that is served,
+which clients read until the new one has caught up. Both are applied from the same rows while their positions are the
+same (`groups`). The name of a generation begins with the fingerprint of its declaration, so that a process with
+another one does not take it for its own.
+
 The position is stored behind the rows, so a follower that is killed reads some rows again and skips none. Applying a
-row twice changes nothing. One follower at a time holds the lease; without it every script changes nothing.
+row twice changes nothing: a row has a place in the order of its stream, and what is older than what is there is left
+out. One follower at a time holds the lease, and each script that writes checks it in Redis: so one that was stopped
+for a minute, and does not know that another has taken over, changes nothing.
+
+When Redis is full, a view in service takes no new keys (`crowd`), and the reader then does not take a key that it
+lacks for an unknown one. A generation that does not fit at all is given up, and tried again later (`full`).
 
 A failure belongs to the smallest thing that it can belong to: a row is left out of the views (see `render`), a view or
 stream waits for its next try while the others go on, and `run` goes on after any error.

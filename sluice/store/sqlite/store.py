@@ -306,7 +306,8 @@ class Sqlite(Store[apsw.Connection]):
         # while the clock was ahead may stand before older ones, so all are looked at now and then. The last row stays:
         # its rowid is the position of the follower, and must not be given to another row
         start, at = self.swept.pop(stream, 0), instant(before)
-        some = f'SELECT rowid AS id, received_at FROM "{stream}" WHERE rowid > ? ORDER BY 1 LIMIT {bounds.EXPIRE_ROWS}'
+        some = f'SELECT rowid AS id, received_at FROM "{stream}" WHERE rowid > ? ORDER BY 1 '
+        some += f"LIMIT {bounds.EXPIRE_ROWS}"
         looked = f"SELECT max(id), count(*), coalesce(sum(received_at < ?), 0) FROM ({some})"
         with self.transaction(read=True) as db:  # a writer would wait for the lock only to find nothing
             if not self.exists(db, stream):

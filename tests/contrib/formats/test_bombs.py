@@ -758,8 +758,8 @@ def test_twice_the_compressed_body_takes_at_most_twice_the_work(name: str, monke
     def counted(name: str, data: bytes, start: Callable[[], Any], *rest: Any) -> bytes:
         return joined(name, data, lambda: Handed(start()), *rest)
 
-    for module in encoding, codings:
-        monkeypatch.setattr(module, "joined", counted)
+    monkeypatch.setattr(encoding, "joined", counted)
+    monkeypatch.setattr(codings, "joined", counted)
     found, handed = [], []
     for count in 1, 245, 490:
         body, before = ENCODED[name](count), Handed.total
