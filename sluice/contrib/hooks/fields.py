@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import unquote_plus
 
 from sluice.http.request import without_keys
@@ -33,6 +34,7 @@ SECRET_PARAMETERS = re.compile(
 )
 
 
+@lru_cache(maxsize=4096)
 def is_kept(name: str) -> bool:
     """Whether a header field is worth keeping. name: in lower case."""
     is_secret = SECRETS.search(name) and name not in NO_SECRETS
