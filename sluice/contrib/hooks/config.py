@@ -77,10 +77,6 @@ class Hook(NamedTuple):
     places: frozenset[bytes] = frozenset()
     parameters: tuple[str, ...] = ()
 
-    @property
-    def asks_in_any_body(self) -> bool:
-        return "discord" in self.challenges
-
 
 class Hooks(NamedTuple):
     """The lines by name, and the one for all others."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sluice.contrib.hooks import challenges
+from sluice.contrib.hooks.challenges import HOOK_SECRET
 from sluice.contrib.hooks.config import Hook, Hooks, load
 from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.contrib.hooks.register import PATH
@@ -88,7 +89,7 @@ class HookReader:
             examine({name: environ[name] for name in NAMES if name in environ}, True)
             body = read_body(environ, most)
         query = environ.get("QUERY_STRING", "")
-        if not body or query or challenges.HOOK_SECRET in environ:
+        if not body or query or HOOK_SECRET in environ:
             asked = challenges.ask(hook, environ, query)
             if asked is None and not body and not query and environ["REQUEST_METHOD"] == "GET":
                 asked = hook.answer or OK  # somebody looks whether there is anything
@@ -96,7 +97,8 @@ class HookReader:
                 raise Rejected(asked)
         if hook.scheme is not None:
             check_signature(hook, environ, body)
-        if (b"challenge" in body or b"alidation" in body or hook.asks_in_any_body) and hook.challenges:
+        known = hook.challenges
+        if known and (b"challenge" in body or b"alidation" in body or "discord" in known):
             replied = challenges.answer(hook, environ, body)
             if replied is not None:
                 raise Rejected(replied)
