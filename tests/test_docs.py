@@ -71,6 +71,7 @@ def test_the_table_of_paths_is_the_routing_table():
         in_json = f"; to JSON `{b''.join(route.json.chunks).decode()}`" if route.json else ""
         assert answer == route.reply.status.split()[0] + (f" `{text}`" if text else "") + in_json
         kept = "the body" if route.fields is None else "a message"
+        kept = "a message with all fields that are worth keeping" if route.keep_head else kept
         kept += " with " + " and ".join(f"`{name}`" for name in route.fields or ()) if route.fields else ""
         assert item == kept + ("; a batch" if route.batch else "")
 

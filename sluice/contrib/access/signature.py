@@ -255,8 +255,9 @@ class Wrong(Exception):
 def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
     """A scheme, and the keys in a file with one per line. where: what has the secret. Raises: SettingError."""
     scheme = SCHEMES.get(name)
-    if scheme is None:
-        raise SettingError(f"{where}: {name!r} is no scheme: expected {', '.join(SCHEMES)}.")
+    if scheme is None or scheme.is_token:  # which a kept head would have
+        signing = (name for name, scheme in SCHEMES.items() if not scheme.is_token)
+        raise SettingError(f"{where}: {name!r} is no scheme that signs: expected {', '.join(signing)}.")
     try:
         keys = [scheme.key(line) for line in map(str.strip, secret(where, file).splitlines()) if line]
     except ImportError:

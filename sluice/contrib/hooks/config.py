@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sluice import settings
-from sluice.http.routes import JSON, Reply, reply
+from sluice.http.routes import JSON, OK, Reply, reply
 from sluice.parsers import size as parse_size
 from sluice.settings import SettingError, Settings
 
@@ -76,10 +76,6 @@ class Hook(NamedTuple):
     refused: bool = False
     places: frozenset[bytes] = frozenset()
     parameters: tuple[str, ...] = ()
-
-    @property
-    def asks_in_any_body(self) -> bool:
-        return "discord" in self.challenges
 
 
 class Hooks(NamedTuple):
@@ -142,6 +138,11 @@ def parse(text: str, s: Settings) -> Hook:
     if repeated := [key for key, values in words.items() if len(values) > 1 and key != "secret"]:
         raise ValueError(f"has {repeated[0]}= twice")
     scheme, keys = scheme_of(words)
+    challenges, verify = challenges_of(name, words), words.get("verify", [""])[0]
+    answer = answer_of(words)
+    if "vercel" in challenges and verify:
+        answer = answer or OK
+        answer = answer._replace(headers=[*answer.headers, ("x-vercel-verify", verify)])
     return Hook(
         name,
         scheme,
@@ -149,9 +150,9 @@ def parse(text: str, s: Settings) -> Hook:
         words.get("secret", [""])[0],
         matched("url", words, URL, "https://HOST"),
         size_of(words, s),
-        answer_of(words),
-        challenges_of(name, words),
-        words.get("verify", [""])[0],
+        answer,
+        challenges,
+        verify,
         within,
         refused,
         *tokens_in(scheme),

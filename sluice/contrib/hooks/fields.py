@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import unquote_plus
 
 from sluice.http.request import without_keys
 
 # Names of what only the sender and this server may know. A signature is none: it cannot be used for another body
 SECRETS = re.compile(
-    r"(?:^|[-_.])(?:authorization|auth|(?:[a-z]*-)?(?:token|secret|password|passwd|cookie2?|credentials?)"
-    r"|(?:api|access|auth|shared|private)[-_]?(?:key|token))(?:$|[-_.])|^apikey|^x-authentication",
+    r"(?:^|[-_.])(?:auth|authorization|authentication|token|secret|password|passwd|cookie2?|credentials?|apikey|api[-_]key"
+    r"|(?:access|shared|private)[-_]?key)(?:$|[-_.])"
 )
 NO_SECRETS = frozenset(("i-twilio-idempotency-token",))  # although they have such a name
 # How the request came, and by which way: of no use to whoever reads the row
@@ -33,6 +34,7 @@ SECRET_PARAMETERS = re.compile(
 )
 
 
+@lru_cache(maxsize=4096)
 def is_kept(name: str) -> bool:
     """Whether a header field is worth keeping. name: in lower case."""
     is_secret = SECRETS.search(name) and name not in NO_SECRETS

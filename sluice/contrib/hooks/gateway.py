@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sluice.contrib.hooks import challenges
+from sluice.contrib.hooks.challenges import HOOK_SECRET
 from sluice.contrib.hooks.config import Hook, Hooks, load
 from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.contrib.hooks.register import PATH
@@ -58,7 +59,7 @@ class HookReader:
         endpoint.read = self.read
         if any(hook.answer for hook in (*hooks.named.values(), hooks.others)):
             endpoint.answer = self.answer
-        endpoint.methods |= {"OPTIONS": self.options, "HEAD": lambda environ: PROBED}
+        endpoint.methods |= {"OPTIONS": self.options, "HEAD": self.head}
         endpoint.kept += [(name, "") for name in challenges.FIELDS]
         for hook in hooks.named.values():
             if hook.scheme is not None:
@@ -88,15 +89,16 @@ class HookReader:
             examine({name: environ[name] for name in NAMES if name in environ}, True)
             body = read_body(environ, most)
         query = environ.get("QUERY_STRING", "")
-        if not body or query or challenges.HOOK_SECRET in environ:
+        if not body or query or HOOK_SECRET in environ:
             asked = challenges.ask(hook, environ, query)
             if asked is None and not body and not query and environ["REQUEST_METHOD"] == "GET":
-                asked = OK  # somebody looks whether there is anything
+                asked = hook.answer or OK  # somebody looks whether there is anything
             if asked is not None:
                 raise Rejected(asked)
         if hook.scheme is not None:
             check_signature(hook, environ, body)
-        if (b"challenge" in body or b"alidation" in body or hook.asks_in_any_body) and hook.challenges:
+        known = hook.challenges
+        if known and (b"challenge" in body or b"alidation" in body or "discord" in known):
             replied = challenges.answer(hook, environ, body)
             if replied is not None:
                 raise Rejected(replied)
@@ -119,6 +121,11 @@ class HookReader:
     def options(self, environ: dict[str, Any]) -> Reply:
         """The answer to OPTIONS: the permission that senders of CloudEvents ask for, or what is taken here."""
         return (self.permit(environ) if self.permit else None) or PROBED
+
+    def head(self, environ: dict[str, Any]) -> Reply:
+        """The answer to HEAD."""
+        hook, _ = self.known.get(environ["PATH_INFO"]) or self.find(environ)
+        return hook.answer._replace(chunks=()) if hook.answer else PROBED
 
     def made(self, environ: dict[str, Any], hook: Hook, begin: bytes, lines: list[bytes]) -> bytes:
         """The head of an item, with those of the lines that are kept."""

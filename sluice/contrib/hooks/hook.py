@@ -92,7 +92,17 @@ TIME_MEMBERS = (
     "triggered_at", "received_at", "Timestamp", "event_ts", "webhookTimestamp", "sentAt", "date",
 )  # fmt: skip
 
-read_object: Callable[[bytes], dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+EMPTY = msgspec.Raw()
+# What is looked at of an object, so that others take no memory
+WANTED = tuple(dict.fromkeys((*EVENT_MEMBERS, *TIME_MEMBERS, *INNER, "id", *(
+    name for needed, path in ID_MEMBERS for name in (*needed, *path)
+))))  # fmt: skip
+Members = msgspec.defstruct(
+    "Members",
+    [(f"m{at}", msgspec.Raw, msgspec.field(default=EMPTY, name=name)) for at, name in enumerate(WANTED)],
+    gc=False,
+)
+read_members: Callable[[bytes], Any] = msgspec.json.Decoder(Members).decode
 read_text: Callable[[Any], str] = msgspec.json.Decoder(str).decode
 read_scalar: Callable[[Any], Any] = msgspec.json.Decoder(str | int | float).decode
 WITHIN = b"\r\nSluice-Within: "
@@ -201,6 +211,12 @@ def members_of(body: bytes, message: Message, limits: Limits) -> Mapping[str, An
         return {}
 
 
+def read_object(text: bytes) -> dict[str, msgspec.Raw]:
+    """The members of an object that are looked at. Raises: msgspec's errors."""
+    values: tuple[msgspec.Raw, ...] = msgspec.structs.astuple(read_members(text))
+    return {name: value for name, value in zip(WANTED, values) if value is not EMPTY}
+
+
 def only_element(array: bytes, limits: Limits) -> bytes:
     """The element of an array with one; of others b"", as each could have an event of its own."""
     bodies.check_json(array)
@@ -231,21 +247,27 @@ def first_text(members: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return None
 
 
+def first_field(head: Mapping[str, str], names: Sequence[str], others: re.Pattern[str]) -> str:
+    """The first of these fields that is not empty, or else of others; "": there is none."""
+    for name in names:
+        if name in head and head[name]:
+            return head[name][:MOST_TEXT]
+    return next((value[:MOST_TEXT] for name, value in head.items() if value and others.fullmatch(name)), "")
+
+
 def event_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
-    for name in (*EVENT_FIELDS, *filter(EVENT_FIELD.fullmatch, head)):
-        if value := head.get(name):
-            return value[:MOST_TEXT]
+    if value := first_field(head, EVENT_FIELDS, EVENT_FIELD):
+        return value
     found = first_text(members, EVENT_MEMBERS)
     return found or next(filter(None, (first_text(inner(members, name), EVENT_MEMBERS) for name in INNER)), None)
 
 
 def id_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
     """The id of a delivery; None: it has none."""
-    if key := idempotency_key(head.get("idempotency-key", "")):
+    if (sent := head.get("idempotency-key")) and (key := idempotency_key(sent)):
         return key
-    for name in (*ID_FIELDS, *filter(ID_FIELD.fullmatch, head)):
-        if given := head.get(name):
-            return given[:MOST_TEXT]
+    if given := first_field(head, ID_FIELDS, ID_FIELD):
+        return given
     if first_text(members, ("object",)) == "event" and (found := first_text(members, ("id",))):  # Stripe
         return found
     for needed, (*outer, name) in ID_MEMBERS:

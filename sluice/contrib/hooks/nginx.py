@@ -26,13 +26,7 @@ location {where} {{
 
 def files(s: Settings) -> dict[str, str]:
     """The files and lines for nginx."""
-    lines = "include includes/open/*.conf;\n" + no_passwords(s)
-    lines += "include includes/fields.conf;\nproxy_set_header X-Real-IP $remote_addr;\n"
-    lines += "proxy_pass http://sluice_gateway;\n"
-    made = LOCATION.format(where=f"= {FASTLY}", lines=indented(lines))
-    if s.hooks:
-        made += f"include {pattern_of(s.home / 'etc' / FILE)};\n"
-    return {"server/hooks.conf": made}
+    return {"server/hooks.conf": f"include {pattern_of(s.home / 'etc' / FILE)};\n"} if s.hooks else {}
 
 
 def secrets(s: Settings) -> dict[str, str]:
@@ -43,6 +37,10 @@ def secrets(s: Settings) -> dict[str, str]:
     text = "".join(location(hook, s, added) for hook in hooks.named.values() if hook.scheme or hook.size)
     if hooks.others.size:
         text += location(hooks.others, s, added)
+    if any("fastly" in hook.challenges for hook in hooks.named.values()):
+        lines = "if ($sluice_foreign) { return 403; }\ninclude includes/open/*.conf;\n" + no_passwords(s)
+        lines += "include includes/fields.conf;\nproxy_set_header X-Real-IP $remote_addr;\n"
+        text += LOCATION.format(where=f"= {FASTLY}", lines=indented(f"{lines}proxy_pass http://sluice_gateway;\n"))
     names = [name for name in added if name.endswith(".conf")]
     return {FILE: expanded(text, s.home / "etc" / INCLUDES, names)}
 

@@ -258,7 +258,7 @@ def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
         ("whsec_", "standard", "has no line with a secret of standard"),  # anybody could sign with it
         ("whpk_AAAA", "standard", "has no line with a secret of standard"),
         (f"whpk_{'A' * 43}=", "standard", "the public key has a small order"),
-        ("x", "gitea", "'gitea' is no scheme: expected github, stripe, standard, shopify"),
+        ("x", "gitea", "'gitea' is no scheme that signs: expected github, stripe, standard, shopify"),
     ],
 )  # fmt: skip
 def test_an_invalid_secret_stops_the_start_with_one_line(

@@ -35,6 +35,7 @@ from sluice.streams import encoding
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Invalid, Limits, Log, Reject
 from support import peak_memory
+from support.folders import has
 from support.list_items import kept
 from support.otlp_requests import attribute, in_json
 from support.table_of_cases import check_each_row
@@ -601,6 +602,22 @@ def multipart_name_of_escapes(size: int) -> bytes:
 @bomb("/logs", MULTIPART)
 def multipart_head_of_names(size: int) -> bytes:
     return filled(b"--b\r\n", b'; name="', b"\r\n\r\n1\r\n--b--\r\n", size, b"")
+
+
+if has("hooks"):
+
+    @bomb("/hooks/{hook}/*")
+    def hooks_of_many_members(size: int) -> bytes:
+        members = b",".join(b'"%d":1' % number for number in range(size // 9))
+        return b'{"type":"a","id":"b",' + members + b"}"
+
+    @bomb("/hooks/{hook}/*")
+    def hooks_of_many_elements(size: int) -> bytes:
+        return filled(b"[", b"[]", b"]", size)
+
+    @bomb("/hooks/{hook}/*", "Content-Type: application/x-www-form-urlencoded")
+    def hooks_of_many_fields(size: int) -> bytes:
+        return filled(b"a=b", b"%41=%41", b"", size, b"&")
 
 
 def item(name: str, size: int) -> tuple[str, bytes, int]:
