@@ -64,8 +64,8 @@ def alter(scene: Scene) -> str:
         if isinstance(store, Postgres):
             statements = scene.random.choice(
                 (
-                    ("ALTER COLUMN value TYPE bigint", "ALTER COLUMN value TYPE double precision"),
-                    ("ALTER COLUMN value TYPE text", "ALTER COLUMN value TYPE double precision USING value::float8"),
+                    ("ALTER COLUMN value TYPE bigint", "ALTER COLUMN value TYPE numeric"),
+                    ("ALTER COLUMN value TYPE text", "ALTER COLUMN value TYPE numeric USING value::numeric"),
                     ("ADD COLUMN drilled text DEFAULT 'a'", "DROP COLUMN drilled"),
                 )
             )
