@@ -71,7 +71,9 @@ class Postgres(Store[Session]):
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
     KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
-    def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
+    def __init__(
+        self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere, used: bool = False
+    ) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
         super().__init__(streams, Table, keep, elsewhere)
         self.dropping: Future[None] | None = None
