@@ -92,8 +92,8 @@ class StreamState:
 
     def held(self) -> list[Claim]:
         """The claims whose leases are to be kept: the one in progress, and the next one. For another thread."""
-        claim, prefetched = self.claim, self.prefetched
-        return [each for each in (claim, prefetched and prefetched.known()) if each]
+        prefetched = self.prefetched
+        return [claim for claim in (self.claim, prefetched.known() if prefetched else None) if claim]
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -397,8 +397,9 @@ class Worker:
         """End the leases of claims that are not stored, so that other workers need not wait for them."""
         with contextlib.suppress(*SPOOL_ERRORS):
             for state in self.states:
-                for claim in filter(None, (state.claim, state.prefetched and state.prefetched())):
-                    self.outlet.renew(claim, 0)
+                for claim in state.claim, state.prefetched() if state.prefetched else None:
+                    if claim:
+                        self.outlet.renew(claim, 0)
             self.outlet.report()
         self.outlet.close()
 
