@@ -125,6 +125,8 @@ class Sqlite(Store[apsw.Connection]):
                             self.table(db, name)
                 else:
                     check_layout(self.path, layout_of(db), make=False)
+                    if not self.exists(db, "batches"):
+                        raise Unavailable(f"{self.path}: there are no tables yet")
             except BaseException:
                 db.close()
                 raise
