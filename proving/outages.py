@@ -14,7 +14,7 @@ from proving.cells_kafka import KafkaCells
 from proving.clock import NO_COMPILER
 from proving.faults.scene import Fault, Scene
 from proving.site import CRUMBS_DEAD, STREAM, Trouble, wait
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 
 NO_KAFKA = "not done: the lists are in Redis"
 FREEZE = 10.0  # seconds: longer than a lease and a failover

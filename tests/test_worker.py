@@ -232,6 +232,7 @@ def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: S
     assert claim and claim.id == name
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_loses_nothing_and_stores_nothing_twice(tmp: Path, redis: Server) -> None:
     pushed = 0
     over = threading.Event()
@@ -405,6 +406,7 @@ def test_a_worker_that_loses_its_lease_while_it_persists_stores_nothing_twice(tm
     assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
 
 
+@pytest.mark.nightly
 def test_two_workers_on_two_copies_of_a_list_store_each_body_once_and_what_is_pushed_to_either(tmp: Path) -> None:
     """A master that was cut off and its promoted replica, each with a worker: they choose other boundaries."""
     with redis_server(tmp) as one:
@@ -731,6 +733,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
     assert pauses == [0, 50, 50, 300]
 
 
+@pytest.mark.nightly
 def test_leases_are_renewed_while_the_store_is_locked(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with worker(tmp) as running:

@@ -25,8 +25,6 @@ INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it 
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
 BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
-TOKENS = 64  # of a text that is mended that cost one record
-MENDED = 8  # of them that are replaced, the same
 FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -340,26 +338,6 @@ def parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Ite
             budget.pay(left)
         else:
             budget.left -= 1
-
-
-def replace(
-    pattern: re.Pattern[bytes], better: Callable[[re.Match[bytes]], bytes], text: bytes, budget: Budget
-) -> bytes:
-    """The text with each token of the pattern in its better form, but for its first group. Raises: Exhausted."""
-    made, done, mended = bytearray(), 0, 0
-    for count, token in enumerate(pattern.finditer(text), 1):
-        if not count % TOKENS:
-            budget.work(1)
-        if token.lastindex:
-            continue
-        if (part := better(token)) != token[0]:
-            mended += 1
-            if not mended % MENDED:
-                budget.work(1)
-            made += text[done : token.start()]
-            made += part
-            done = token.end()
-    return bytes(made + text[done:]) if done else text
 
 
 def is_form(body: bytes, name: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -76,17 +77,43 @@ def test_a_verb_has_the_settings_of_the_last_start_and_the_environment_overrides
     assert sluice(tmp, "expire")[1] == "INGEST_KEEP keeps everything.\n"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("status",), ("dead",), ("replay",), ("discard", "--yes"), ("expire",), ("backup", "copy")),
-        *(("restore", "--replace", "copy"), ("purge", "--missing", "--yes", "votes")),
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(
-    words: tuple[str, ...], tmp: Path, redis: Server
-) -> None:
+def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_changes_next(tmp: Path) -> None:
+    file = tmp / settings.FILE
+    store = "postgresql://ann:secret@h/db"
+    file.write_text(f"INGEST_KEEP=30d\nINGEST_MAX_BODY=2m\nINGEST_STORE='{store}'\n")
+
+    def shown(*words: str, **env: object) -> list[list[str]]:
+        code, out, complaints = sluice(tmp, "settings", *words, INGEST_VIEWS="", **env)
+        assert (code, complaints) == (0, "")
+        return [re.split("  +", line) for line in out.splitlines()]
+
+    head, *before = shown()
+    assert head == ["setting", "value", "from", "what it is for"]
+    assert ["INGEST_KEEP", "30d", "settings", "age at which rows and dead letters are deleted"] in before
+    assert ["INGEST_STORE", "postgresql://ann:…@h/db", "settings", "the database"] in before
+    configure.write(settings.load(environment(tmp, {"INGEST_LOG": "json"}), file=True))
+    file.write_text(f"INGEST_KEEP=60d\nINGEST_STORE='{store}'\n")
+    after = shown(INGEST_REPLICAS="2")
+    assert [line[:3] for line in after[1:]] == [
+        ["INGEST_HOME", str(tmp), "environment"],
+        ["INGEST_REPLICAS", "2", "environment"],
+        ["INGEST_MAX_BODY", "2m", "last start"],
+        ["INGEST_STORE", "postgresql://ann:…@h/db", "settings"],
+        ["INGEST_KEEP", "30d", "last start"],
+        ["INGEST_LOG", "json", "last start"],
+        [f"INGEST_KEEP: the next start has 60d, from {file}."],
+    ]
+    everything = [line[0] for line in shown("--all")[1:-1]]
+    assert everything == settings.variables()
+
+
+REFUSED = [
+    *(("status",), ("dead",), ("replay",), ("discard", "--yes"), ("expire",), ("backup", "copy")),
+    *(("restore", "--replace", "copy"), ("purge", "--missing", "--yes", "votes")),
+]
+
+
+def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(tmp: Path, redis: Server) -> None:
     start(tmp)
     push(redis, vote("a"), b"bad")
     burst(tmp)
@@ -95,11 +122,12 @@ def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(
     other = {"INGEST_STORE": f"sqlite:///{tmp}/other.db", "INGEST_KEEP": "votes=30d", "INGEST_SPOOL": redis.socket}
     burst(tmp, INGEST_HOME=tmp / "other", **other)  # another cell stores there
     before = dump(tmp / "other.db"), copy.read_bytes()
-    code, _, complaints = sluice(tmp, *(str(copy) if word == "copy" else word for word in words), **other)
-    assert code == (1 if words[0] in ("status", "purge") else 2)
-    (line,) = complaints.splitlines()
-    assert line.startswith(f"sluice: INGEST_STORE is not the database in which the cell of {tmp} stores")
-    assert (dump(tmp / "other.db"), copy.read_bytes()) == before
+    for words in REFUSED:
+        code, _, complaints = sluice(tmp, *(str(copy) if word == "copy" else word for word in words), **other)
+        assert code == (1 if words[0] in ("status", "purge") else 2), words
+        (line,) = complaints.splitlines()
+        assert line.startswith(f"sluice: INGEST_STORE is not the database in which the cell of {tmp} stores")
+        assert (dump(tmp / "other.db"), copy.read_bytes()) == before, words
     assert "purged" not in sluice(tmp, "status")[1]
 
 

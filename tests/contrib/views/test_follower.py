@@ -35,6 +35,7 @@ from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
+from support.table_of_cases import check_each_row
 
 pytestmark = pytest.mark.contract
 
@@ -308,7 +309,7 @@ def test_another_database_is_followed_from_its_first_row(sqlite: Site) -> None:
     sqlite.caught_up()
 
 
-@pytest.mark.parametrize("place", ["7 8 9 10 run:1:gps", "7 claim 3", '{"x":1}', "none", "-1", "\xff"])
+@check_each_row("place", ["7 8 9 10 run:1:gps", "7 claim 3", '{"x":1}', "none", "-1", "\xff"])
 def test_the_position_in_another_kind_of_database_is_none_in_this_one(place: str, here: Site) -> None:
     here.put("gps", [position("bike", 1), position("car", 1)])
     here.caught_up()
@@ -905,6 +906,7 @@ def test_a_view_that_does_not_fit_is_not_tried_at_once_after_a_lost_lease(sqlite
         assert time.monotonic() < own.retries["/gps/trail"][0] <= time.monotonic() + 40
 
 
+@pytest.mark.nightly
 def test_a_feed_that_fills_the_memory_is_rebuilt_seldom(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
