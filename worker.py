@@ -40,7 +40,7 @@ from sluice.store import bounds
 from sluice.store.chores import Chore
 from sluice.store.decoding import SAMPLE, Group, decode_claim, trace
 from sluice.store.expiry import Expiry, KeyExpiry
-from sluice.store.own import require_file
+from sluice.store.own import has_stored, require_file
 from sluice.store.registry import check_store, open_elsewhere, open_store
 from sluice.store.store import Elsewhere, Store, senders
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
@@ -92,8 +92,8 @@ class StreamState:
 
     def held(self) -> list[Claim]:
         """The claims whose leases are to be kept: the one in progress, and the next one. For another thread."""
-        claim, prefetched = self.claim, self.prefetched
-        return [each for each in (claim, prefetched and prefetched.known()) if each]
+        prefetched = self.prefetched
+        return [claim for claim in (self.claim, prefetched.known() if prefetched else None) if claim]
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -118,10 +118,11 @@ class Worker:
         publisher: Publisher | None = None,
         keep: Keep = FOREVER,
         elsewhere: Elsewhere | None = None,
+        used: bool = False,
     ) -> None:
         """url: of the store. limits: of one body. publisher: of the figures of the cell.
 
-        keep: INGEST_KEEP. elsewhere: of INGEST_ROWS.
+        keep: INGEST_KEEP. elsewhere: of INGEST_ROWS. used: see `open_store`.
         """
         self.outlet = outlet
         self.publisher = publisher
@@ -129,7 +130,7 @@ class Worker:
         self.limits = limits
         self.store: Store[Any] | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
-        self.connect = partial(open_store, url, streams, keep=keep, elsewhere=elsewhere)
+        self.connect = partial(open_store, url, streams, keep=keep, elsewhere=elsewhere, used=used)
         self.chores = list(chores(streams, keep, elsewhere))
         self.chores_at = 0.0  # monotonic
         self.buried = 0
@@ -396,8 +397,9 @@ class Worker:
         """End the leases of claims that are not stored, so that other workers need not wait for them."""
         with contextlib.suppress(*SPOOL_ERRORS):
             for state in self.states:
-                for claim in filter(None, (state.claim, state.prefetched and state.prefetched())):
-                    self.outlet.renew(claim, 0)
+                for claim in state.claim, state.prefetched() if state.prefetched else None:
+                    if claim:
+                        self.outlet.renew(claim, 0)
             self.outlet.report()
         self.outlet.close()
 
@@ -453,7 +455,9 @@ def main(arguments: list[str]) -> int:
         inspector, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
     )
     outlet = open_outlet(config.spool, config.figures, config.replicas)
-    worker = Worker(outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere)
+    worker = Worker(
+        outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere, has_stored(config)
+    )
     daemon.stop_on_signal(worker)
     faulthandler.enable()  # a decoder that ends the process is shown in the log
     faulthandler.register(signal.SIGPROF, chain=True)

@@ -132,6 +132,7 @@ def postgres_server(
     home = Path(tempfile.mkdtemp(prefix="sl-pg-", dir="/tmp"))
     try:
         (home / "hba.conf").write_text(f"local all all trust\nhost all all {clients}\n")
+        (home / "hba.conf").chmod(0o644)  # bin/sluice makes files for its own user
         if not os.geteuid():
             shutil.chown(home, USER)
         home.chmod(0o755)

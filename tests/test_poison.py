@@ -64,6 +64,8 @@ def decode(body, limits):
         raise BaseException("as a library in Rust")
     if body == b"closes":
         raise GeneratorExit
+    if body == b"returns":
+        return None
     if body == b"waits":
         threading.Event().wait()
     if body == b"insists":
@@ -122,6 +124,7 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(kind:
 RAISED = {
     "exits": "SystemExit", "fails": "SystemExit", "usage": "SystemExit", "interrupts": "KeyboardInterrupt",
     "panics": "BaseException", "closes": "GeneratorExit", "waits": "WaitedTooLong",
+    "returns": "AttributeError",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proving.destinations import Elsewhere, Parquet
-from proving.faults.database import ALONE
+from proving.faults.database import ALONE, do
 from proving.faults.scene import Scene, fault
 from proving.harness import strike
 from proving.site import STREAM, Trouble, wait
@@ -64,15 +64,14 @@ def alter(scene: Scene) -> str:
         if isinstance(store, Postgres):
             statements = scene.random.choice(
                 (
-                    ("ALTER COLUMN value TYPE bigint", "ALTER COLUMN value TYPE double precision"),
-                    ("ALTER COLUMN value TYPE text", "ALTER COLUMN value TYPE double precision USING value::float8"),
+                    ("ALTER COLUMN value TYPE bigint", "ALTER COLUMN value TYPE numeric"),
+                    ("ALTER COLUMN value TYPE text", "ALTER COLUMN value TYPE numeric USING value::numeric"),
                     ("ADD COLUMN drilled text DEFAULT 'a'", "DROP COLUMN drilled"),
                 )
             )
             for statement in statements:
-                wait(
-                    lambda text=statement: store.do(f"ALTER TABLE {STREAM} {text}") or True, 120, "the table is altered"
-                )  # type: ignore[misc]
+                whole = f"ALTER TABLE {STREAM} {statement}"
+                wait(lambda sql=whole: do(store, sql), 120, "the table is altered")  # type: ignore[misc]
                 time.sleep(seconds)
             return f"{statements[0]}, {seconds:.1f} s"
         order = scene.random.choice(("reversed", "more"))
@@ -97,7 +96,7 @@ def reordered(store: Sqlite, order: str) -> bool:
         db.execute(f"DROP TABLE {STREAM}")
         db.execute(f"ALTER TABLE drilled RENAME TO {STREAM}")
         for (sql,) in made:
-            db.execute(sql)
+            db.execute(str(sql))
         db.execute("COMMIT")
     return True
 

@@ -29,11 +29,16 @@ def noted(home: Path) -> str:
     return ""
 
 
+def has_stored(s: Settings) -> bool:
+    """Whether the cell has stored into its database, as its home knows."""
+    same = settings.of_last_start(s.home).get("INGEST_STORE") == s.given.get("INGEST_STORE")
+    return same and bool(noted(s.home))
+
+
 def require_file(s: Settings) -> None:
-    """Raises: SettingError if the file of SQLite is missing that the cell has used: a new one would be made."""
-    file = Path(s.store.removeprefix("sqlite:///"))
-    kept = settings.of_last_start(s.home).get("INGEST_STORE") == s.given.get("INGEST_STORE")
-    if s.store.startswith("sqlite:") and kept and noted(s.home) and not os.path.lexists(file):
+    """Raises: SettingError if the file of SQLite is missing into which the cell has stored: a new one would be made."""
+    file = s.store.removeprefix("sqlite:///")
+    if s.store.startswith("sqlite:") and has_stored(s) and not os.path.lexists(file):
         raise SettingError(
             f"INGEST_STORE: {file} is missing, where the cell of {s.home} has stored: put it back or mount its disk; "
             f"or remove {s.home / settings.STORE}, for a new database."

@@ -45,16 +45,22 @@ def check_store(url: str) -> None:
 
 
 def open_store(
-    url: str, streams: dict[str, Stream], make: bool = True, keep: Keep = FOREVER, elsewhere: Elsewhere | None = None
+    url: str,
+    streams: dict[str, Stream],
+    make: bool = True,
+    keep: Keep = FOREVER,
+    elsewhere: Elsewhere | None = None,
+    used: bool = False,
 ) -> Store[Any]:
     """The store of a URL. make: create the database and its tables, or add missing columns.
 
+    used: the cell has stored there, so a file that is missing is not made again.
     keep: INGEST_KEEP. elsewhere: see `open_elsewhere`; none: all rows are in tables.
     Raises: Unavailable if the database cannot be reached, or its driver is not installed; SettingError, see above.
     """
     database = database_of(url)
     backend = getattr(module_of(database, "store"), database.store)
-    store: Store[Any] = backend(url, streams, make, keep, elsewhere or Elsewhere())
+    store: Store[Any] = backend(url, streams, make, keep, elsewhere or Elsewhere(), used)
     return store
 
 

@@ -226,29 +226,32 @@ def array_in(name: str) -> Callable[[bytes], bytes]:
     return lambda part: array(getattr(read(part), name), name)
 
 
-def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
+def elements(array: bytes | memoryview, budget: Budget) -> Iterator[bytes]:
     """The elements of a JSON array, byte for byte; a Remainder once the budget is used up.
 
     The array must have passed `check_json`.
     """
-    view, at = memoryview(array), array.index(b"[") + 1
+    view = memoryview(array)
+    before = GAP.match(view)
+    assert before
+    at = before.end() + 1  # behind the bracket
     while True:
-        gap = GAP.match(array, at)
+        gap = GAP.match(view, at)
         assert gap
         start = gap.end()
-        opening = array[start : start + 1]
+        opening = bytes(view[start : start + 1])
         if opening == b"]":
             return
         if (left := budget.left) <= 0:
-            yield Remainder(array[start:])
+            yield Remainder(view[start:])
             return
         flat = None if opening == b"[" else TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR
-        if flat and (match := flat.match(array, start)):
+        if flat and (match := flat.match(view, start)):
             at = match.end()
-            yield array[start:at]
+            yield bytes(view[start:at])
         else:
             at = start + end_of_value(view[start:])
-            yield array[start:at].rstrip()
+            yield bytes(view[start:at]).rstrip()
         budget.pay(left)
 
 

@@ -22,6 +22,9 @@ from sluice.base.files import read, replace
 from sluice.run import configure
 from sluice.run.services import contents
 from sluice.run.up import check_home, check_places
+from sluice.store.registry import open_store
+from sluice.store.types import Unavailable
+from sluice.streams.built_in import STREAMS
 from support.operator_verbs import push, sluice, vote
 
 pytestmark = pytest.mark.contract
@@ -141,6 +144,8 @@ def test_no_new_database_takes_the_place_of_one_that_is_missing(tmp: Path, redis
     assert said.startswith(line) and len(said.splitlines()) == 1
     with pytest.raises(settings.SettingError, match="put it back or mount its disk"):
         check_places(settings.load(environment(tmp, {})))
+    with pytest.raises(Unavailable, match="there is no database yet"):  # it was unmounted after the check
+        open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, used=True)
     assert not (tmp / "ingest.db").exists()
     away.rename(tmp / "ingest.db")
     burst(tmp)

@@ -57,6 +57,9 @@ def test_a_store_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> No
         assert made.persist(*votes("a")) == Outcome(1, 0)
     with pytest.raises(Unavailable):
         open_store(f"sqlite:///{tmp_path}/b.db", STREAMS, make=False)
+    (tmp_path / "c.db").touch()  # a worker has just begun with it
+    with pytest.raises(Unavailable, match="c.db: there are no tables yet"):
+        open_store(f"sqlite:///{tmp_path}/c.db", STREAMS, make=False)
 
 
 class TestSqlite(StoreTests):

@@ -146,19 +146,19 @@ class Json:
 
     def split(self, node: Node, data: bytes, budget: Budget) -> tuple[bytes, Iterator[Child] | None]:
         wire = msgspec.json.decode(data, type=node.wire)
-        sent = {name: bytes(raw) for name in node.children if (raw := getattr(wire, name)) is not msgspec.UNSET}
+        sent = {name: memoryview(raw) for name in node.children if (raw := getattr(wire, name)) is not msgspec.UNSET}
         for name, value in sent.items():
-            if name in node.repeated and value[:1] not in (b"[", b"n"):
+            if name in node.repeated and bytes(value[:1]) not in (b"[", b"n"):
                 raise Invalid(f"not OTLP: {name} is not an array")
             setattr(wire, name, msgspec.UNSET)
         return msgspec.json.encode(wire), self.children(node, sent, budget) if sent else None
 
-    def children(self, node: Node, sent: dict[str, bytes], budget: Budget) -> Iterator[Child]:
+    def children(self, node: Node, sent: dict[str, memoryview], budget: Budget) -> Iterator[Child]:
         for name, child in sent.items():
-            if child == b"null":
+            if bytes(child[:1]) == b"n":  # null
                 continue
             if name not in node.repeated:
-                yield Child(name, child, budget.left <= 0)
+                yield Child(name, bytes(child), budget.left <= 0)
                 continue
             if len(child) <= CHUNK_BYTES:
                 parts = msgspec.json.decode(child, type=list[msgspec.Raw])

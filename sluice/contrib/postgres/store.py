@@ -50,6 +50,7 @@ PUT_KEYS = "COPY batches_keys (key, stream, at, batch) FROM STDIN (FORMAT BINARY
 CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
 WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
+SWEEP = "sweep "  # the horizon of a stream's search begins so
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
 PAGES = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
 LAST_PAGES, LAST_PARTITIONS = 32, 8  # that are looked at for the last rows
@@ -76,7 +77,9 @@ class Postgres(Store[Session]):
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
     KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
-    def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
+    def __init__(
+        self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere, used: bool = False
+    ) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
         super().__init__(streams, Table, keep, elsewhere)
         self.dropping: Future[None] | None = None
@@ -391,9 +394,11 @@ class Postgres(Store[Session]):
             if not table or not self.run(db, self.ALONE)[0][0]:
                 return False
             pages = one(db.execute(PAGES, (table,)))[0]
-            start = self.swept.pop(table, 0)
             if not pages:
                 return False
+            # noted, as a search may take longer than this process lives
+            start = self.get_horizon(db, f"{SWEEP}{stream}")
+            start *= start < pages
             deleted = len(self.run(
                 db,
                 f"DELETE FROM ONLY {table} WHERE ctid >= ?::tid AND ctid < ?::tid AND received_at < ? RETURNING 1",
@@ -401,9 +406,10 @@ class Postgres(Store[Session]):
             ))  # fmt: skip
             if deleted:
                 self.count_deleted(db, stream, deleted)
-        if start + SWEEP_PAGES < pages:
-            self.swept[table] = start + SWEEP_PAGES
-        return table in self.swept
+            after = start + SWEEP_PAGES if start + SWEEP_PAGES < pages else 0
+            if after != start:
+                self.put_horizons(db, {f"{SWEEP}{stream}": after})
+        return after > 0
 
     def drop(self, stream: str, partition: str) -> bool:
         """Drop a partition after its rows are counted, which may take minutes: a worker stores meanwhile, and a thread

@@ -74,11 +74,17 @@ class Sqlite(Store[apsw.Connection]):
         ", ".join(f"instr(reason || {end}, {end})" for end in ("''''", "'\"'", *(f"' {n}'" for n in "-0123456789")))
     )
 
-    def __init__(self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere) -> None:
-        """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing."""
+    def __init__(
+        self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere, used: bool = False
+    ) -> None:
+        """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing.
+
+        used: see `open_store`.
+        """
         super().__init__(streams, Table, keep, elsewhere)
         self.path = url.removeprefix("sqlite:///")
         self.make = make
+        self.used = used
         self.file: Identity = ()
         self.schema = -1  # PRAGMA schema_version when the tables were checked
         self.room = 0  # bytes that the present transaction may write
@@ -94,14 +100,17 @@ class Sqlite(Store[apsw.Connection]):
                 if self.file and inode(self.path) != self.file[0]:
                     raise self.replaced()
                 folder = os.path.dirname(os.path.abspath(self.path))
-                os.makedirs(folder, mode=0o700, exist_ok=True)
+                if self.used:
+                    require_file(self.path)
+                else:
+                    os.makedirs(folder, mode=0o700, exist_ok=True)
                 check_place(folder)
                 check_log(self.path)
                 # for this user only, whatever the umask is. One that is there is not opened: to close it would end the
                 # locks that this process has on it
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-                flags |= apsw.SQLITE_OPEN_CREATE
+                if not self.used:
+                    with contextlib.suppress(FileExistsError):
+                        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             else:
                 require_file(self.path)
             db = apsw.Connection(self.path, flags)
@@ -119,6 +128,8 @@ class Sqlite(Store[apsw.Connection]):
                             self.table(db, name)
                 else:
                     check_layout(self.path, layout_of(db), make=False)
+                    if not self.exists(db, "batches"):
+                        raise Unavailable(f"{self.path}: there are no tables yet")
             except BaseException:
                 db.close()
                 raise
