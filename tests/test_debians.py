@@ -47,8 +47,8 @@ WHEEL = f"""
     /tmp/venv/bin/pip install -q --disable-pip-version-check "$(echo /dist/*.whl)[servers]"
     export HOME=/tmp/user XDG_DATA_HOME=/tmp/user INGEST_PORT=$PORT
     install -d -o nobody /tmp/user
-    runuser -u nobody -- /tmp/venv/bin/sluice up >/wheel.out 2>&1 & up=$!
-    sluice="runuser -u nobody -- /tmp/venv/bin/sluice"
+    setpriv --reuid=65534 --regid=65534 --clear-groups /tmp/venv/bin/sluice up >/wheel.out 2>&1 & up=$!
+    sluice="setpriv --reuid=65534 --regid=65534 --clear-groups /tmp/venv/bin/sluice"
     {STORED}
 """
 
@@ -78,8 +78,8 @@ def debian(request: pytest.FixtureRequest) -> Iterator[Layer]:
 def test_a_debian_runs(what: str, debian: Layer) -> None:
     """The wheel comes last: nginx and Redis of the system are there, and come first."""
     if what == WHEEL and not (dist := debian.upper / "dist").exists():
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist]
-        subprocess.run([*build, debian.upper / "opt/sluice"], check=True, capture_output=True)
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist)]
+        subprocess.run([*build, str(debian.upper / "opt/sluice")], check=True, capture_output=True)
     print(debian.run(f"PORT={free_port()}\n{what}"))
     if what == CHECKOUT:
         version = SUITES[debian.debian.name]

@@ -21,6 +21,7 @@ from sluice.base.files import read, replace
 from sluice.run import configure
 from sluice.run.services import contents
 from sluice.run.up import check_home
+from support.folders import needs
 from support.operator_verbs import push, sluice, vote
 
 pytestmark = pytest.mark.contract
@@ -71,6 +72,7 @@ def test_a_verb_has_the_settings_of_the_last_start_and_the_environment_overrides
     assert sluice(tmp, "expire")[1] == "INGEST_KEEP keeps everything.\n"
 
 
+@needs("postgres")
 def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_changes_next(tmp: Path) -> None:
     file = tmp / settings.FILE
     store = "postgresql://ann:secret@h/db"
