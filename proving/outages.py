@@ -147,6 +147,11 @@ def topic_again(cells: Cells, chance: random.Random) -> str:
     return cells.replace_topic(STREAM) if isinstance(cells, KafkaCells) else NO_KAFKA
 
 
+@outage("partitions", "with Kafka, the number of a topic's partitions is raised")
+def partitions(cells: Cells, chance: random.Random) -> str:
+    return cells.raise_partitions(chance.choice(cells.streams)) if isinstance(cells, KafkaCells) else NO_KAFKA
+
+
 @outage("log-cut", "with Kafka, SIGKILL to all brokers; they lose the last bodies, which are stored", named=True)
 def log_cut(cells: Cells, chance: random.Random) -> str:
     return cells.cut_log(STREAM, chance.randint(1, 500)) if isinstance(cells, KafkaCells) else NO_KAFKA

@@ -223,6 +223,7 @@ WRONG = [
     ("INGEST_CELL", "a cell"),
     ("INGEST_CELL", "zelle-ü"),
     ("INGEST_CELL", "c" * 64),
+    ("INGEST_PROXIES", "0.0.0.0/0"),
     ("INGEST_CORS", "https://shop.example"),
     ("INGEST_CORS", "/votes *"),
     ("INGEST_CORS", "/votes https://shop.example/"),

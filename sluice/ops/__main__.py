@@ -22,7 +22,7 @@ from sluice.base import daemon, screen
 CORE = {
     verb: f"sluice.ops.{verb}"
     for verb in (
-        *("status", "tail", "peek", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
+        *("status", "tail", "peek", "rows", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
         *("up", "settings", "reload", "drain", "undrain", "backup", "restore"),
     )
 }

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice import places, registry, settings
-from sluice.base import screen
+from sluice.base import disk, screen
 from sluice.base.counters import Counter
 from sluice.base.files import replaceable
 from sluice.http.endpoints import load_endpoints
@@ -30,6 +30,7 @@ from sluice.routes import load_routes
 from sluice.run import configure, launch, parts, servers
 from sluice.run.first_screen import first_screen, words_of
 from sluice.run.servers import Failed
+from sluice.store import own
 
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
@@ -73,8 +74,9 @@ def check_paths(s: settings.Settings) -> None:
 def check_home(home: Path) -> None:
     """Make $INGEST_HOME. Raises: SettingError if another user could replace its files, or another program uses it.
 
-    What Sluice writes there follows links, and root may be who writes.
+    What Sluice writes there follows links, and root may be who writes. Nothing is made where a disk should be mounted.
     """
+    require_mounted("INGEST_HOME", home)
     require_own(home)  # as far as it is there
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (home, *(home / name for name in configure.FOLDERS)):
@@ -85,6 +87,12 @@ def check_home(home: Path) -> None:
             f"INGEST_HOME={str(home)!r} has files of another program ({other}): use an empty directory, such as "
             f"{home / 'sluice'}."
         )
+
+
+def require_mounted(name: str, path: Path) -> None:
+    """Raises: SettingError if the disk with the path of a setting is not mounted: what is made would be below it."""
+    if place := disk.unmounted(path):
+        raise settings.SettingError(f"{name}: no disk is mounted at {place}, as /etc/fstab says: mount it.")
 
 
 def require_own(path: Path) -> None:
@@ -151,6 +159,9 @@ def check_places(s: settings.Settings) -> None:
         if name == "INGEST_STORE" and Path(file).is_dir():
             raise settings.SettingError(f"{name}: {file} is a directory, and SQLite needs a file.")
         folder = Path(file).parent
+        require_mounted(name, folder)
+        if name == "INGEST_STORE":
+            own.require_file(s)
         if folder.is_relative_to(s.home):
             continue
         try:

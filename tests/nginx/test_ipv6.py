@@ -266,11 +266,13 @@ def started(prepare: Callable[[], None]) -> str:
 BOTH = "listen PORT backlog=65535 reuseport;\n{}listen [::]:PORT backlog=65535 reuseport;"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="its system calls have other numbers")
 def test_a_machine_whose_kernel_has_no_ipv6_starts() -> None:
     assert started(without_ipv6_sockets) == BOTH.format("# without IPv6: ")
 
 
+@pytest.mark.nightly
 @needs_root
 @needs_ipv6
 def test_a_machine_whose_ipv6_is_disabled_starts() -> None:

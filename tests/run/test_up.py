@@ -189,7 +189,7 @@ def test_all_files_of_an_installation_are_private(shared: Server) -> None:
     assert [path for path in paths if path.lstat().st_mode & 0o077] == []
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_stop_is_in_order_and_accepted_bodies_wait_for_the_next_start(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": 0}) as up:
         assert up.pids("worker") == []
@@ -706,7 +706,7 @@ def test_a_variable_that_is_no_setting_is_named(tmp: Path) -> None:
     assert words.startswith("sluice: INGEST_PROT is not a setting and has no effect: ")
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_several_gateways_on_pypy_and_several_workers_run_by_the_same_command(tmp: Path) -> None:
     env = {"INGEST_RUNTIME": "pypy", "INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
     with installation(tmp, env) as up:
