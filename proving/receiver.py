@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 
 HANG_SECONDS = 60.0
 

@@ -149,6 +149,19 @@ while True:
 '''
 
 
+def mirror_of(suite: str) -> str:
+    """Where apt gets this suite of Debian on this machine; "" if it does not."""
+    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Created-By: Packages"]
+    sources = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    found: list[str] = re.findall(rf"^(\S+) {suite} main$", sources, re.M)
+    return found[0] if found else ""
+
+
+def make_root(suite: str, tree: Path, mirror: str, packages: str) -> None:
+    """Make a Debian in a directory."""
+    subprocess.run(["debootstrap", "--variant=minbase", f"--include={packages}", suite, tree, mirror], check=True)
+
+
 @pytest.fixture(scope="session")
 def debian() -> Iterator[Path]:
     """A Debian 12 with a kernel and systemd, and nothing else."""
@@ -157,14 +170,9 @@ def debian() -> Iterator[Path]:
     kept = os.environ.get("BARE_TREE")
     tree = Path(kept or tempfile.mkdtemp(prefix="sluice-bare-", dir="/var/tmp"))
     if not (tree / "boot").is_dir():
-        asked = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(CODENAME) $(COMPONENT)", "Created-By: Packages"]
-        sources = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-        mirror = re.findall(r"^(\S+) bookworm main$", sources, re.M)
-        if not mirror:
+        if not (mirror := mirror_of("bookworm")):
             pytest.exit("apt has no source of Debian 12 (bookworm) on this machine", 2)
-        subprocess.run(
-            ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", tree, mirror[0]], check=True
-        )
+        make_root("bookworm", tree, mirror, PACKAGES)
     yield tree
     if not kept:
         shutil.rmtree(tree)

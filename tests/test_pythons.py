@@ -36,7 +36,10 @@ def interpreter(version: str) -> str:
     pytest.skip(f"no other CPython {version} on this machine")
 
 
-def test_the_readme_names_the_supported_versions() -> None:
+def test_readme_metadata_and_provision_name_the_same_versions() -> None:
+    provision = (ROOT / "bin/provision").read_text()
+    (names,) = re.findall(r"^    for name in .*/usr/bin/python3 python3 (.*); do$", provision, re.M)
+    assert names.split() == [f"python{version}" for version in reversed(SUPPORTED)]
     assert f"CPython {SUPPORTED[0]} to {SUPPORTED[-1]}" in (ROOT / "README.md").read_text()
     assert metadata["options"]["python_requires"] == f">={SUPPORTED[0]}"
 

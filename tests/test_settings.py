@@ -75,6 +75,7 @@ AWS_REGION="us east"
 """
 
 
+@needs("access", "postgres")
 def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(FILE)
     home = {"INGEST_HOME": str(tmp_path)}

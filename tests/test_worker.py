@@ -697,7 +697,7 @@ def test_a_chore_that_fails_delays_only_itself(
     one = program.Worker(Outlet(str(redis.socket)), f"sqlite:///{tmp}/ingest.db", streams, LIMITS)
     one.store = one.connect()
     one.chores = [program.Chore("a", fails, 10), program.Chore("b", works, 10), program.Chore("c", works, 10)]
-    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep))
     for _ in range(4):
         one.do_chores()
     assert done == ["works"]  # a second of work, so the next chore is due in ten
@@ -724,7 +724,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
     ours.store = SimpleNamespace(db=True)  # type: ignore[assignment]
     chore = program.Chore("a chore", step, 50)
     ours.chores = [chore]
-    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: clock, sleep=time.sleep))
     pauses = []
     while answers:
         clock = max(chore.due, ours.chores_at, clock)
@@ -823,7 +823,7 @@ def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_
 def test_a_claim_that_cannot_be_stored_is_tried_again_after_longer_and_longer_times(
     redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=time.sleep))
     state = program.StreamState(STREAMS["votes"], Outlet(str(redis.socket)))
     pauses = []
     for _ in range(9):

@@ -95,10 +95,10 @@ def check(s: settings.Settings) -> None:
     """Raises: Failed or SettingError if services cannot run from this checkout."""
     if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
-    if (other := HOME / settings.FILE).exists():
-        raise settings.SettingError(f"services have their settings in {DEFAULTS}: move those of {other} there.")
     if os.geteuid() != 0:
         raise Failed("this needs root: sudo bin/provision services")
+    if (other := HOME / settings.FILE).exists():
+        raise settings.SettingError(f"services have their settings in {DEFAULTS}: move those of {other} there.")
     if str(ROOT).startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):
         raise Failed(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import ipaddress
 import math
 import os
 import re
@@ -33,6 +34,7 @@ from sluice.store import own
 
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
+THERE = ipaddress.ip_address("127.0.0.1")  # where nginx is asked
 MIN_FILES = 1024  # supervisord's own `minfds`
 ANNOUNCED_SECONDS = 20.0  # after the start: why there is no first screen, if no request would be accepted
 # the order in which the programs of a killed bin/up are ended, after those of contributions: a worker may have a batch
@@ -253,14 +255,19 @@ def serves(s: settings.Settings, seconds: float) -> bool:
 
 
 def reaches_gateway(s: settings.Settings, seconds: float) -> bool:
-    """Whether nginx passes requests on: it answers another status than 502 to 504, which may be 401."""
+    """Whether nginx passes requests on; if it would reject one of this machine, and count that, whether it listens."""
+    words = words_of(s)
+    allowed = any(THERE in ipaddress.ip_network(network) for network in s.allow)
     try:
-        connection = socket.create_connection(("127.0.0.1", s.port), seconds)
-        if words_of(s)["scheme"] == "https":
+        connection = socket.create_connection((str(THERE), s.port), seconds)
+        if words["need"] or not allowed:
+            connection.close()
+            return True
+        if words["scheme"] == "https":
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # this machine, by its address
             connection = context.wrap_socket(connection)
-        return bool(re.match(r"HTTP/1\.1 (?!50[234])", get(connection, "/healthz")))
+        return get(connection, "/healthz").startswith("HTTP/1.1 200")
     except OSError:
         return False
 

@@ -25,6 +25,7 @@ from sluice.run.up import check_home, check_places
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
 from sluice.streams.built_in import STREAMS
+from support.folders import needs
 from support.operator_verbs import push, sluice, vote
 
 pytestmark = pytest.mark.contract
@@ -77,6 +78,7 @@ def test_a_verb_has_the_settings_of_the_last_start_and_the_environment_overrides
     assert sluice(tmp, "expire")[1] == "INGEST_KEEP keeps everything.\n"
 
 
+@needs("postgres")
 def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_changes_next(tmp: Path) -> None:
     file = tmp / settings.FILE
     store = "postgresql://ann:secret@h/db"

@@ -143,7 +143,7 @@ def test_a_start_prints_no_more_than_a_screen(tmp: Path) -> None:
 def test_ctrl_c_at_any_moment_of_a_start_ends_it_quietly(moment: float, tmp: Path) -> None:
     """moment: seconds after bin/up began; whatever it does then, what it prints is no traceback."""
     env = environment(tmp, {"INGEST_PORT": free_port()})
-    command = ["env", "--default-signal=INT", ROOT / "bin/up"]
+    command = ["env", "--default-signal=INT", str(ROOT / "bin/up")]
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as up:
