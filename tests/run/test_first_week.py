@@ -15,10 +15,9 @@ import pytest
 
 from proving.harness import ROOT, environment, free_port, get, installation, poll, post
 from proving.postgres import Postgres, postgres_server
-from sluice.registry import contributions
-from support.folders import needs
+from support.folders import ALL, needs
 
-pytestmark = [pytest.mark.nightly, needs(*contributions())]
+pytestmark = [pytest.mark.nightly, needs(*ALL)]
 
 PAGE = (ROOT / "docs/FIRST-WEEK.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", PAGE, re.M))
@@ -116,7 +115,7 @@ def test_the_rows_of_the_dashboard_are_found(server: Postgres, tmp: Path) -> Non
             between = r"\1 BETWEEN now() - interval '1 hour' AND now() + interval '1 hour'"
             query = re.sub(r"\$__timeFilter\((\w+)\)", between, panel["targets"][0]["rawSql"])
             assert "$__" not in query
-            poll(lambda query=query: len(server.ask(query)) == 1, what=panel["title"])
+            poll(lambda query=query: len(server.ask(query)) == 1, what=panel["title"])  # type: ignore[misc]
 
 
 def test_pandas_reads_while_everything_runs(tmp: Path, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_the_hook_of_certbot_puts_the_new_certificate_in_place(
     etc.mkdir()
     subject = ["-subj", "/CN=renewed", "-addext", "subjectAltName=DNS:localhost", "-days", "2", "-nodes"]
     keyed = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    files = ["-out", lineage / "fullchain.pem", "-keyout", lineage / "privkey.pem"]
+    files = ["-out", f"{lineage}/fullchain.pem", "-keyout", f"{lineage}/privkey.pem"]
     subprocess.run(["openssl", "req", "-x509", *keyed, *subject, *files], check=True, capture_output=True)
     shutil.copy(pem, etc / "tls.pem")
     hook = replaced(
