@@ -21,7 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from proving import read
+from proving import forwarded, read
 from proving.cells import Cells, cells
 from proving.cells_kafka import KafkaCells
 from proving.compare import SLACK, Findings, compare
@@ -32,7 +32,7 @@ from proving.outages import OUTAGES
 from proving.read import Reads
 from proving.report import KINDS, judged, markdown, without_service
 from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 from sluice.settings import Settings
 
 PROCESSES = 2  # client processes that only post
@@ -168,6 +168,7 @@ class Drill:
         self.over = threading.Event()
         self.ending = threading.Event()  # no more faults
         self.trouble = ""
+        self.posted: dict[str, Any] | None = None  # what was posted on; None: nothing is, or it is not known
         self.interrupted = False
         # an event that is sent again would hide that a proof has broken a promise
         repeated = not any(possible[name].proof for name in options.faults)
@@ -240,6 +241,7 @@ class Drill:
         # the faults of the views are a sequence of their own, so they meet all others
         names = [[name for name in self.options.faults if self.possible[name].views == kind] for kind in (False, True)]
         names[1] *= bool(self.site.views)
+        names[0] = [name for name in names[0] if self.site.receiver or not self.possible[name].forward]
         beside = threading.Thread(target=self.rounds, args=(names[1], f"{self.options.seed} views"))
         try:
             self.flows("acknowledged")
@@ -278,6 +280,8 @@ class Drill:
             fresh = self.fresh()
             self.published()
             checked = self.check() if self.site.views else {}
+            if self.site.receiver:
+                self.posted = forwarded.compared(self.site, self.site.receiver, self.run)
         except Trouble as error:
             self.trouble, drained = self.trouble or str(error), time.monotonic() - begun
         self.say("comparing")
@@ -349,6 +353,9 @@ class Drill:
         passed = found.sound and not dead and not self.trouble and fresh is not None
         if reads:
             passed = passed and bool(reads["different"]) and not any(reads["different"].values()) and not reads["wrong"]
+        if self.site.receiver:
+            bad = "missing", "doubled", "disorder"
+            passed = passed and self.posted is not None and not any(self.posted[kind] for kind in bad)
         if self.site.private:  # the Redis of a running installation may be younger than its database
             passed = passed and ledger["missing"] == ledger["restored_away"]
         if self.site.logs:
@@ -386,6 +393,7 @@ class Drill:
             "fresh_after": fresh and round(fresh, 3),
             "faults": sorted(self.faults, key=itemgetter("at")),
             "views": reads,
+            "forwarded": self.posted,
         }  # fmt: skip
 
 
@@ -412,6 +420,8 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
     possible = OUTAGES if options.cells else FAULTS
     try:
         options.faults = chosen(options.faults, not options.home, possible)
+        if options.forward and (options.home or options.cells or not options.views):
+            raise Trouble("--forward is for a private installation with views")
         if options.spool != "redis" and not options.cells:
             raise Trouble("--spool needs --cells")
         if options.cells and (options.home or options.header or options.cells < MIN_CELLS):
@@ -436,7 +446,7 @@ def run(options: argparse.Namespace, settings: Settings) -> int:
             elif options.home:
                 site = running(options.home.absolute(), options.header, options.views)
             else:
-                site = stack.enter_context(private(options.keep, options.views))
+                site = stack.enter_context(private(options.keep, options.views, options.forward))
             books = site.home / "drill-books"
             books.mkdir(exist_ok=True)
             stack.callback(shutil.rmtree, books)

@@ -4,8 +4,9 @@ The drill posts through nginx and compares the responses with the rows in the da
 from the views; no answer may be wrong, and at the end no view may differ from the database. The drill starts a private
 installation with the settings of the environment; there, some events are logs, which are deleted by age. With --home it
 uses a running installation, whose database then keeps the events: metrics named `drill`, and positions and votes. With
---cells it starts that many cells on machines of their own (namespaces; needs root), with a balancer, PostgreSQL, and
-Redis with replicas and Sentinels or, with --spool kafka, a broker of Kafka on each machine.
+--forward the positions and votes are posted on, too: a receiver must get each one, and those of a device in their
+order. With --cells it starts that many cells on machines of their own (namespaces; needs root), with a balancer,
+PostgreSQL, and Redis with replicas and Sentinels or, with --spool kafka, a broker of Kafka on each machine.
 
 exit status: 0 if no acknowledged event is missing or stored twice, and the other promises were kept; 1 if not, or if
 the drill could not finish; 2 for wrong arguments
@@ -37,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, help="inject each fault that many times, instead of --duration")
     add("--rate", type=int, help="events/s (5000; cells 1000, with Kafka 300); those due in an outage are posted later")
     add("--clients", type=int, default=64, help="connections (64)")
+    add("--forward", action="store_true", help="post positions and votes on to a receiver that fails in every way")
     add("--no-views", action="store_false", dest="views", help="without views: only post, and compare what is stored")
     add("--faults", default="all", help="comma-separated names, `none` or `all` (default); -NAME excludes one")
     add("--seed", type=int, help="seed of the random choices; the drill prints it")
@@ -47,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def line(name: str, fault: Fault) -> str:
     """A fault in the list of --help."""
     when = " (private only)" * fault.private + " (only if named)" * (fault.named or fault.proof)
+    when += " (with --forward)" * fault.forward
     return f"\n  {name:<18} {fault.words}{when}"
 
 

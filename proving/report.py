@@ -78,6 +78,11 @@ def without_service(books: list[Book], faults: list[dict[str, Any]], begun: floa
     return kinds
 
 
+def posted_on(counts: dict[str, int]) -> list[str]:
+    """The part of the Markdown about what was posted on."""
+    return ["| posted on | |", "|---|---|", *(f"| {name} | {count:,} |" for name, count in counts.items()), ""]
+
+
 def judged(
     reads: Reads, faults: list[dict[str, Any]], begun: float, different: dict[str, int], served: float = 0.0
 ) -> dict[str, Any]:
@@ -163,6 +168,7 @@ def markdown(report: dict[str, Any]) -> str:
         + (f"then stored within {report['fresh_after']} s." if report["fresh_after"] else "not stored."),
         "",
         *(described(report["views"]) if report["views"] else ()),
+        *(posted_on(report["forwarded"]) if report.get("forwarded") else ()),
         *(described_service(report) if "cells" in report else ()),
         f"| at s | fault | details | {' | '.join(columns.values())} |",
         "|---|---|---|" + "---|" * len(columns),

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proving import engines, harness
+from proving import engines, harness, receiver
 from proving.destinations import DESTINATIONS
 from proving.load import PATIENCE, unverified
 from proving.store import STREAM, Postgres, Sqlite
 from sluice import settings
 from sluice.base import connect
+from sluice.places import ROOT
 from sluice.registry import contributions
 from sluice.run import launch
-from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
 from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import Keys
@@ -103,6 +103,7 @@ class Site:
         self.streams = (STREAM, *(("gps", "votes") if self.views else ()), *(("logs",) if self.logs else ()))
         self.cleared = 0.0  # when a wrong clock may have made every log too old, by time.time()
         self.misdating: list[tuple[float, float]] = []  # from when until when Redis's clock was wrong, by time.time()
+        self.receiver: receiver.Program | None = None  # of what is posted on
         self.engine: engines.Engine | None = None  # of the destination of rows, if the drill may kill it
         self.away: set[int] = set()  # events that a restored copy did not have
         self.gone: Counter[str] = Counter()  # stream -> bodies that the restored copies did not have
@@ -243,8 +244,10 @@ NOT_PASSED = {
 
 
 @contextlib.contextmanager
-def private(keep: bool, with_views: bool) -> Iterator[Site]:
+def private(keep: bool, with_views: bool, forward: bool = False) -> Iterator[Site]:
     """A private installation with the settings of the environment, removed afterwards unless `keep`.
+
+    forward: positions and votes are posted on to a receiver, too.
 
     If INGEST_STORE is a PostgreSQL, it gets its own schema there. With INGEST_ROWS all rows go to a destination of that
     kind, made for the drill, and there are no views. Raises: Trouble.
@@ -275,10 +278,18 @@ def private(keep: bool, with_views: bool) -> Iterator[Site]:
             own |= {"INGEST_ROWS": stack.enter_context(engines.running(engine)).url, **engine.env}
         elif rows:
             own["INGEST_ROWS"] = f"parquet://{home}/rows"
-        if not store.startswith("sqlite:///"):
+        if store.startswith("sqlite:///"):
+            own["INGEST_STORE"] = f"sqlite:///{home}/disk/ingest.db"  # as on a disk of its own, which may go and come
+        else:
             own["INGEST_STORE"] = Postgres.within(store, f"drill_{os.getpid()}_{time.time_ns()}")
+        receiving = receiver.Program(home / "receiver", harness.free_port()) if forward else None
+        if receiving:
+            stack.callback(receiving.kill)
+            receiving.start()
+            options = {"gps": "#order=device&timeout=2", "votes": "#timeout=2"}
+            own["INGEST_ROWS"] = ",".join(f"{name}=store+{receiving.url}{how}" for name, how in options.items())
         site = Site({**passed, **own}, private=True)
-        site.engine = engine
+        site.engine, site.receiver = engine, receiving
         if isinstance(site.store, Postgres):
             try:
                 stack.enter_context(site.store.made())

@@ -25,6 +25,7 @@ class Target(NamedTuple):
     find: Callable[[Site, str], list[int]]
     views: bool = False
     cuts: bool = False
+    forward: bool = False
 
 
 PROCESSES = {
@@ -34,6 +35,7 @@ PROCESSES = {
     "nginx-worker": Target("an nginx worker", "nginx", Site.children, cuts=True),
     "worker": Target("a worker", "worker", Site.parents),
     "redis": Target("Redis", "redis", Site.parents),
+    "forward": Target("the program that posts rows", "forward", Site.parents, forward=True),
     "views": Target("the views' Redis", "views", Site.parents, views=True),
     "follower": Target("the follower", "follower", Site.parents, views=True),
     "reader": Target("a reader process", "reader", Site.children, views=True, cuts=True),
@@ -57,7 +59,7 @@ def after_reload(site: Site, program: str) -> None:
 
 
 for _name, _target in PROCESSES.items():
-    _kinds = {"views": _target.views, "cuts": _target.cuts}
+    _kinds = {"views": _target.views, "cuts": _target.cuts, "forward": _target.forward}
 
     @fault(f"kill-{_name}", f"SIGKILL to {_target.words}", **_kinds)
     def _kill(scene: Scene, target: Target = _target) -> str:

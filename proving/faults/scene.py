@@ -29,7 +29,7 @@ class Fault(NamedTuple):
 
     private: for private installations only. named: injected only if named. proof: the same, as it breaks a promise, to
     prove that the drill detects it. views: concerns the views only. cuts: while it lasts, a read may get 502, 504, or
-    no response.
+    no response. forward: with --forward only.
     """
 
     words: str
@@ -39,6 +39,7 @@ class Fault(NamedTuple):
     proof: bool = False
     views: bool = False
     cuts: bool = False
+    forward: bool = False
 
 
 FAULTS: dict[str, Fault] = {}

@@ -79,14 +79,21 @@ class Attempt:
         """`Store.fill` for a stream whose rows go elsewhere."""
         raise NotImplementedError
 
+    def copy(
+        self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
+    ) -> Outcome:
+        """Insert rows into their table, and let them go elsewhere, too. Raises: RowsRejected, with nothing done."""
+        raise NotImplementedError
+
 
 class Elsewhere:
     """Where rows go that are in no table: those of no stream. A contribution has some.
 
-    streams: whose rows go elsewhere. addresses: of their destinations.
+    streams: whose rows go elsewhere. copied: whose rows are in their table, and go elsewhere, too.
     """
 
     streams: Collection[str] = ()
+    copied: Collection[str] = ()
 
     def addresses(self) -> Mapping[str, str]:
         """Stream -> the address of its destination."""
@@ -98,6 +105,10 @@ class Elsewhere:
         attempt = Attempt()
         with store.transaction() as attempt.db:
             yield attempt
+
+    def is_copy(self, stream: str, origin: Origin) -> bool:
+        """Whether these rows of a stream that is `copied` are in their table: their letter says that no more is due."""
+        return False
 
     def expire(self, stream: str, before: int, dry: bool = False) -> int:
         """Delete rows that arrived before a time (microseconds since 1970); their number. dry: only count them."""
@@ -165,9 +176,12 @@ class Store(Bookkeeping[Db]):
 
     def fill(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
-        if stream in self.elsewhere.streams:
+        copied = stream in self.elsewhere.copied
+        if stream in self.elsewhere.streams or (copied and self.elsewhere.is_copy(stream, origin)):
             return attempt.store(stream, origin, bodies)
         insert = partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
+        if copied:
+            insert = partial(attempt.copy, insert, stream, origin)
         try:
             return insert(bodies)
         except RowsRejected:
@@ -207,7 +221,7 @@ class Store(Bookkeeping[Db]):
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
                 keys = Keys(self, db, letter.stream, letter.batch)
-                origin = Origin(letter.batch, senders([body]), letter.whole)
+                origin = Origin(letter.batch, senders([body]), letter.whole, letter.reason)
                 outcome = self.fill(attempt, letter.stream, origin, self.not_stored(keys, letter, body, limits))
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records and self.are_final(letter.stream, outcome):
@@ -361,13 +375,23 @@ class Store(Bookkeeping[Db]):
     def merge(self, db: Db, stream: str, epoch: str, first: int, end: int) -> None:  # noqa: B027  # in SQLite they are
         """Make stored ranges that meet one, if they have or touch a number from `first` to `end` - 1."""
 
-    def bury_rows(self, db: Db, stream: str, rows: Iterable[FarRow], reason: str) -> int:
-        """Bury rows that were stored elsewhere, and are not there; their number. reason: of one line or more."""
+    def hold(self, db: Db, name: str) -> bool:
+        """Whether this connection has the lock of a name, until it ends: one program of all cells has it.
+
+        A database that is a file belongs to one machine, whose programs exclude each other in the home.
+        """
+        return True
+
+    def bury_rows(self, db: Db, stream: str, rows: Iterable[FarRow], reason: str, whole: bool = False) -> int:
+        """Bury rows that were stored elsewhere, and are not there; their number.
+
+        reason: of one line or more. whole: each one is the whole of its body, as it was sent.
+        """
         reason = " ".join(reason.split())[:200]
         total = 0
         for batch, some in groupby(rows, key=itemgetter(0)):
-            bodies = [Body(seq, received, body, (), (Reject(body, reason),)) for _, seq, received, body in some]
-            self.bury(db, stream, Origin(batch, NOBODY, False), bodies)
+            bodies = [Body(seq, received, body, (), (Reject(body, reason, whole),)) for _, seq, received, body in some]
+            self.bury(db, stream, Origin(batch, NOBODY, whole), bodies)
             total += len(bodies)
             taken = "UPDATE batches SET records = records - ? WHERE id = ? RETURNING 1"
             if not self.run(db, taken, (len(bodies), batch)):

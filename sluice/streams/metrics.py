@@ -90,14 +90,7 @@ class Loose(Plain):
     labels: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
-class Tsdb(Loose):
-    """A data point of OpenTSDB (its HTTP API, /api/put), whose value may be a number in a text."""
-
-    name: Text = msgspec.field(name="metric")
-
-
 read_loose = reader(Loose)
-read_tsdb = reader(Tsdb)
 
 
 def from_text(text: str) -> Value:
@@ -111,22 +104,19 @@ def from_text(text: str) -> Value:
     return text == "true" if text in ("true", "false") else text
 
 
+def from_loose(wire: Loose) -> Metric:
+    """The record of an object that is not a plain one. Raises: Invalid, Empty."""
+    if wire.value is None:
+        raise Empty("null")
+    return build(msgspec.structs.replace(wire, tags=texts(wire.tags or wire.labels), labels=None))
+
+
 class MetricsDecoder(JsonDecoder):
     bounded = False  # tags and fields take about 20 bytes of memory per byte
 
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
-        try:
-            wire = read_loose(part, budget)
-        except Invalid:
-            if b'"metric"' not in part:
-                raise
-            wire = read_tsdb(part, budget)
-            if isinstance(wire.value, str):
-                wire.value = from_text(wire.value)
-        if wire.value is None:
-            raise Empty("null")
-        return self.build(msgspec.structs.replace(wire, tags=texts(wire.tags or wire.labels), labels=None))
+        return from_loose(read_loose(part, budget))
 
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:

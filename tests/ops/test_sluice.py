@@ -84,7 +84,7 @@ def test_without_a_verb_the_help_lists_them_on_one_screen(tmp: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         for verb in "status", "dead", "replay":
             assert f"\n    {verb} " in out
-        assert out.count("\n") <= 43
+        assert out.count("\n") <= 44
     code, out, complaints = sluice(tmp, "sing")
     assert (code, out) == (2, "")
     assert "status" in complaints
@@ -379,6 +379,7 @@ def test_a_list_that_was_emptied_is_not_another_installation(tmp: Path, redis: S
     store.close()
 
 
+@pytest.mark.nightly
 def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -> None:
     over = threading.Event()
     posted = [0, 0]
@@ -620,6 +621,7 @@ def test_a_decoder_that_raises_keeps_its_letter(tmp: Path, redis: Server) -> Non
     assert ask(tmp, "SELECT body FROM dead_letters") == [(b"1",)]
 
 
+@pytest.mark.nightly
 def test_a_killed_replay_loses_and_duplicates_nothing(tmp: Path, redis: Server) -> None:
     for start in range(0, 6_000, 1_000):
         push(redis, *[b"%d" % n for n in range(start, start + 1_000)])
@@ -667,6 +669,7 @@ def test_two_concurrent_replays_duplicate_nothing(tmp: Path, redis: Server) -> N
     assert sorted(int(n) for (n,) in found) == list(range(5_000))
 
 
+@pytest.mark.nightly
 def test_an_interrupted_replay_reports_its_progress(tmp: Path, redis: Server) -> None:
     for start in range(0, 100_000, 5_000):
         push(redis, *[b"%d" % n for n in range(start, start + 5_000)])

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, Server, environment, free_port, get, installation, listening, poll, running
-from sluice.run.configure import program_path, replaced
+from sluice.places import program_path
+from sluice.run.configure import replaced
 from support.access import curl
 from support.folders import needs
 
@@ -185,7 +186,7 @@ def test_the_hook_of_certbot_puts_the_new_certificate_in_place(
     etc.mkdir()
     subject = ["-subj", "/CN=renewed", "-addext", "subjectAltName=DNS:localhost", "-days", "2", "-nodes"]
     keyed = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    files = ["-out", f"{lineage}/fullchain.pem", "-keyout", f"{lineage}/privkey.pem"]
+    files: list[str | Path] = ["-out", lineage / "fullchain.pem", "-keyout", lineage / "privkey.pem"]
     subprocess.run(["openssl", "req", "-x509", *keyed, *subject, *files], check=True, capture_output=True)
     shutil.copy(pem, etc / "tls.pem")
     hook = replaced(

@@ -120,7 +120,7 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
     more |= {"sluice-worker@.service.d/network.conf"}
-    users = "scale", "follower", "metrics", "page", "gateway"
+    users = "scale", "follower", "forward", "metrics", "page", "gateway"
     more |= {f"sluice-{name}.service.d/network.conf" for name in users}
     assert {str(path.relative_to(services.UNITS)) for path in every.keys() - plain.keys()} == more
     unit = plain[services.UNITS / "sluice-gateway.service"]
@@ -145,9 +145,9 @@ def test_every_program_of_bin_up_has_a_unit() -> None:
     assert core | registry.declared("programs").keys() <= names
 
 
-@needs("autoscale")
+@needs("autoscale", "destinations")
 def test_every_unit_of_a_contribution_is_enabled_with_its_program() -> None:
-    s = settings.load({"INGEST_WORKERS": "auto"})
+    s = settings.load({"INGEST_WORKERS": "auto", "INGEST_ROWS": "votes=https://host/"})
     enabled = {unit for part in programs.declared(s).values() for unit in part.units}
     files = {path.name for folder in programs.unit_folders() for path in folder.iterdir() if path.is_file()}
     assert enabled == files

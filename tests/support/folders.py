@@ -8,7 +8,7 @@ import pytest
 
 from proving.harness import ROOT
 
-ALL = "access", "autoscale", "destinations", "formats", "kafka", "page", "postgres", "sentinel", "views"
+ALL = "access", "autoscale", "destinations", "formats", "forward", "kafka", "page", "postgres", "sentinel", "views"
 
 
 def has(*folders: str) -> bool:

@@ -429,18 +429,6 @@ class StoreTests:
         assert self.choices(backend) == ["x", "a", "b"]
         assert store.ledger("votes", upto(5))[:2] == (5, 2)
 
-    def test_what_is_stored_of_a_partition_is_counted_by_number_in_all_epochs(self, store: Store) -> None:
-        for epoch, first, last in ("0.7", 1, 4), ("0.8", 5, 9), ("1.7", 3, 6), ("10.1", 1, 5):
-            given, entries = votes(*range(first, last + 1), first=first)
-            store.persist(given._replace(id=f"{epoch}:{first}:{NOON}"), entries)
-        assert store.stored_in("votes", {"0": (4, 9), "1": (2, 6)}) == (13, 9, 0)
-        assert store.stored_in("votes", {"0": (6, 8)}) == (8, 2, 0)
-        assert store.stored_in("votes", {"1": (9, 9), "2": (0, 9)}) == (4, 0, 0)
-        assert store.stored_in("gps", {"0": (0, 9)}) == (0, 0, 0)
-        given, entries = votes("a", "b", "c", first=8)  # the log has lost two bodies, and given their numbers to others
-        store.persist(given._replace(id=f"0.9:8:{NOON}"), entries)
-        assert store.stored_in("votes", {"0": (7, 10)}) == (12, 3, 2)
-
     def test_the_numbers_of_another_spool_or_stream_are_others(self, backend: Backend, store: Store) -> None:
         given, entries = votes("a", "b")
         assert store.persist(given, entries) == Outcome(2, 0)

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sluice.base.override import override
-from sluice.store.types import Body, FarRow
+from sluice.store.store import Store
+from sluice.store.types import Body, FarRow, Origin
 from sluice.streams.message import NOBODY, sender_head
-from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
 
 Group = TypeVar("Group")
@@ -23,11 +23,15 @@ class Rows:
     """The records of bodies on their way to a destination, in columns: with each, the sequence number, the arrival and
     the item of its body.
 
-    received: microseconds since 1970. senders: see `Origin`.
+    received: microseconds since 1970. senders: see `Origin`. origin: of the bodies, if they are of a claim or a letter.
     """
 
-    def __init__(self, bodies: Sequence[Body] = (), senders: Mapping[int, str] = NOBODY) -> None:
+    def __init__(
+        self, bodies: Sequence[Body] = (), senders: Mapping[int, str] = NOBODY, origin: Origin | None = None
+    ) -> None:
         self.senders = senders
+        self.origin = origin
+        self.epoch = ""  # of the numbers, for a destination that `needs_epoch`
         if all([len(body.records) == 1 for body in bodies]):  # mostly, and then in half the time
             self.records = [body.records[0] for body in bodies]
             with_rows = bodies
@@ -37,6 +41,7 @@ class Rows:
         self.seqs = [body.seq for body in with_rows]
         self.received = [body.received for body in with_rows]
         self.bodies = [body.item for body in with_rows]
+        self.with_rows = with_rows
 
 
 class Unwritable(Exception):
@@ -95,7 +100,10 @@ class InMemory(Object, Generic[Group]):
 
     @override
     def add(self, batch: int, rows: Rows) -> None:
-        self.groups.append(self.encoded(batch, rows))
+        self.put(self.encoded(batch, rows))
+
+    def put(self, group: Group) -> None:
+        self.groups.append(group)
         self.row_groups += 1
 
     @override
@@ -109,12 +117,14 @@ class Destination(ABC):
     lasting: an object outlives its worker, so it is noted until it is published.
     database: which one has the notes of what is opened or tidied next.
     used: the database knows that rows were stored there, so it is not made again where it is missing.
+    needs_epoch: it is told the epoch of the rows that it gets.
     GRACE_SECONDS: for which another worker's objects are left to it.
     """
 
     lasting = True
     database = ""
     used = False
+    needs_epoch = False
     GRACE_SECONDS = 0.0
 
     def __init__(self, url: str, stream: Stream) -> None:
@@ -139,6 +149,13 @@ class Destination(ABC):
 
         Makes the destination, unless it is `used`.
         """
+
+    def keep(self, store: Store[Any], db: object, opened: Object, bodies: int) -> None:  # noqa: B027
+        """Write into the transaction of an object what is to be kept of it beside its note. bodies: with rows in it."""
+
+    def is_copy(self, origin: Origin) -> bool:
+        """Whether rows beside their table are due only here: this destination has buried them."""
+        return False
 
     def own(self, name: str) -> bool:
         """Whether this process has made the object of this name, if that makes a difference."""
@@ -232,15 +249,15 @@ def writer_of(name: str) -> tuple[str, int]:
     return writer, int(number)
 
 
-def alone(record: type[Record], values: dict[str, Any]) -> bytes:
+def alone(stream: Stream, values: dict[str, Any]) -> bytes:
     """A body that has one row alone, which its stream decodes to the same record. values: by the names of its fields.
 
     time: ISO 8601. It has a head if the row has a sender.
     """
     head = sender_head(values.pop("sender", ""))
-    if record is Metric and values["type"] == "boolean":
+    if stream.typed and values["type"] == "boolean":
         values["value"] = bool(values["value"])
-    elif record is Metric and values["type"] == "unsigned":
+    elif stream.typed and values["type"] == "unsigned":
         values["value"] = int(values["value"])
-    names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(stream.record)}
     return head + msgspec.json.encode({names[name]: value for name, value in values.items() if name in names})

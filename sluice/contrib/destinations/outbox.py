@@ -26,12 +26,21 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sluice.base.override import override
-from sluice.contrib.destinations.destination import Carried, Destination, Object, Rejected, Rows, Unused, Unwritable
+from sluice.contrib.destinations.destination import (
+    Carried,
+    Destination,
+    InMemory,
+    Object,
+    Rejected,
+    Rows,
+    Unused,
+    Unwritable,
+)
 from sluice.store import bounds
 from sluice.store.bisection import Bisection, split
 from sluice.store.chores import Chore
@@ -73,9 +82,10 @@ class Away(Unavailable):
 class Outbox(Elsewhere):
     """The destinations of the streams whose rows are in no table, and what waits for them."""
 
-    def __init__(self, destinations: Mapping[str, Destination]) -> None:
+    def __init__(self, destinations: Mapping[str, Destination], copied: Collection[str] = ()) -> None:
         self.destinations = destinations
-        self.streams = destinations.keys()
+        self.copied = copied
+        self.streams = [name for name in destinations if name not in copied]
         self.published: list[str] = []  # names of objects whose notes may be deleted
         self.late: dict[str, str] = {}  # streams with an object that could not be published, and why
         self.seen: dict[str, float] = {}  # name of another worker's object -> when its note was first read, monotonic
@@ -267,6 +277,10 @@ class Outbox(Elsewhere):
             return self.destinations[stream].tidy(noted)
 
     @override
+    def is_copy(self, stream: str, origin: Origin) -> bool:
+        return self.destinations[stream].is_copy(origin)
+
+    @override
     def end(self, store: Store[Any]) -> None:
         # the next worker may have another INGEST_ROWS, and would say that they wait
         if self.published:
@@ -305,20 +319,40 @@ class Storing(Attempt):
 
     def insert(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """`Store.insert` into the object of the stream, which takes nothing back."""
-        rows = Rows(bodies, origin.senders)
+        rows = Rows(bodies, origin.senders, origin)
         if rows.seqs:
-            try:
-                with destination_errors():
-                    if stream not in self.objects:
-                        if not self.destinations[stream].used:
-                            self.outbox.recognise(self.ledger, self.db)
-                        self.destinations[stream].database = self.ledger.identity(self.db)
-                        self.objects[stream] = self.destinations[stream].open(rows.received[0])
-                    self.objects[stream].add(origin.batch, rows)
-            except Rejected as error:
-                raise RowsRejected(str(error), "the destination") from None
+            with rejected_rows(), destination_errors():
+                self.object(stream, rows).add(origin.batch, rows)
             self.bodies[stream] += len({*rows.seqs})
         return Outcome(len(rows.seqs), self.ledger.bury(self.db, stream, origin, bodies))
+
+    @override
+    def copy(
+        self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
+    ) -> Outcome:
+        rows = Rows(bodies, origin.senders, origin)
+        if not rows.seqs:
+            return insert(bodies)
+        with rejected_rows(), destination_errors():
+            made = self.object(stream, rows)
+            assert isinstance(made, InMemory)
+            group = made.encoded(origin.batch, rows)
+        outcome = insert(bodies)
+        made.put(group)
+        self.bodies[stream] += len({*rows.seqs})
+        return outcome
+
+    def object(self, stream: str, rows: Rows) -> Object:
+        """The object of a stream, opened for the first of its rows. Raises: Unwritable."""
+        if stream not in self.objects:
+            if not self.destinations[stream].used:
+                self.outbox.recognise(self.ledger, self.db)
+            self.destinations[stream].database = self.ledger.identity(self.db)
+            self.objects[stream] = self.destinations[stream].open(rows.received[0])
+        if self.destinations[stream].needs_epoch and rows.origin:
+            asked = f"SELECT {self.ledger.EPOCH_OF} FROM batches WHERE id = ?"
+            ((rows.epoch,),) = self.ledger.run(self.db, asked, (rows.origin.batch,))
+        return self.objects[stream]
 
     def note(self) -> None:
         """Note what is to be published when this transaction has committed. An object without rows never is."""
@@ -331,11 +365,20 @@ class Storing(Attempt):
             with destination_errors():
                 made.finish()
                 address = destination.address()
+            destination.keep(self.ledger, self.db, made, self.bodies[stream])
             if destination.lasting:
                 if (stream, address) not in self.outbox.used:
                     self.new.add((stream, address))
                     self.ledger.run(self.db, USE, (stream, address))
                 note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
+
+
+@contextlib.contextmanager
+def rejected_rows() -> Iterator[None]:
+    try:
+        yield
+    except Rejected as error:
+        raise RowsRejected(str(error), "the destination") from None
 
 
 @contextlib.contextmanager

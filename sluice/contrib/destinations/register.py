@@ -6,13 +6,14 @@ from sluice.parsers import HOST, LOGIN, ByStream, by_stream
 from sluice.registry import Contribution, Destination, Setting
 
 STORE = "store"  # the tables of the database
+BESIDE = f"{STORE}+"  # before a URL: the rows are in their table, too
 
 
 def parse_rows(text: str) -> ByStream[str | None]:
     """URLs of destinations; None: a table of the database."""
     between = r"[,\s]+(?=(?:\w+=)?(?:\w+:/|store\b))"  # not the commas between the brokers of a URL
     expected = "store, a URL, or both for streams: gps=parquet:///DIRECTORY,votes=store"
-    found = by_stream(text, rf"(?P<url>[a-z0-9]+://\S+)|{STORE}", expected, between)
+    found = by_stream(text, rf"(?P<url>(?:store\+)?[a-z0-9]+://\S+)|{STORE}", expected, between)
     urls = {name: match["url"] for name, match in found.items()}
     return ByStream(urls.pop("", None), urls)
 

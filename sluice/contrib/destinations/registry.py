@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from sluice import registry, settings
 from sluice.contrib.destinations.destination import Destination
 from sluice.contrib.destinations.outbox import Outbox
+from sluice.contrib.destinations.register import BESIDE
 from sluice.http.routes import Route
 from sluice.parsers import ByStream
 from sluice.registry import Destination as Kind
@@ -37,7 +38,9 @@ def check_streams(s: Settings, streams: Mapping[str, Stream]) -> None:
 
 def open_elsewhere(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Outbox:
     """Where the rows of these streams go that are in no table, and what waits there. Raises: SettingError."""
-    return Outbox({name: open_destination(url, streams[name]) for name in streams if (url := rows.of(name))})
+    urls = {name: url for name in streams if (url := rows.of(name))}
+    copied = {name for name, url in urls.items() if url.startswith(BESIDE)}
+    return Outbox({name: open_destination(url, streams[name]) for name, url in urls.items()}, copied)
 
 
 def check_rows(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> None:
@@ -50,9 +53,12 @@ def check_rows(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Non
 def kind_of(url: str, stream: Stream) -> Kind:
     """The kind of destination that a URL names. Raises: SettingError if a stream cannot have it."""
     kinds: dict[str, Kind] = registry.declared("destinations")
-    kind = kinds.get(url.partition(":")[0])
+    place = url.removeprefix(BESIDE)
+    kind = kinds.get(place.partition(":")[0])
     shown = f"INGEST_ROWS={settings.without_password(url)!r} is invalid for {stream.name}"
-    if kind is None or not re.fullmatch(kind.pattern, url, re.ASCII) or kind.stream not in ("", stream.name):
+    if kind is not None and place != url and not kind.beside:
+        raise settings.SettingError(f"{shown}: this destination takes rows instead of their table, not beside it.")
+    if kind is None or not re.fullmatch(kind.pattern, place, re.ASCII) or kind.stream not in ("", stream.name):
         forms = ", ".join(kind.form for kind in kinds.values())
         raise settings.SettingError(f"{shown}: expected store or one of {forms}.")
     if kind.column and kind.column in map(str.lower, stream.record.__struct_fields__):
@@ -63,7 +69,7 @@ def kind_of(url: str, stream: Stream) -> Kind:
 def open_destination(url: str, stream: Stream) -> Destination:
     """The destination of a URL. Raises: SettingError if it is invalid, or a library is not installed."""
     try:
-        destination: Destination = kind_of(url, stream).load()(url, stream)
+        destination: Destination = kind_of(url, stream).load()(url.removeprefix(BESIDE), stream)
     except NotInstalled as error:
         raise settings.SettingError(f"INGEST_ROWS={settings.without_password(url)} {error}") from None
     return destination

@@ -12,4 +12,5 @@ def places(s: Settings) -> list[tuple[str, str]]:
 
 
 def needs_network(s: Settings) -> bool:
-    return any(url and not url.startswith("parquet:") for url in s.rows.values())
+    """Whether workers do: what is posted on is so by a program of its own."""
+    return any(url and not url.startswith(("parquet:", "http", "store+")) for url in s.rows.values())

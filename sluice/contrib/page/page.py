@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from statistics import linear_regression, median
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from sluice.base.files import replace
 from sluice.base.times import instant
 from sluice.contrib.page.rejections import Rejections
 from sluice.dead_letters import HEAD_BYTES, Letters, excerpt
-from sluice.ledger import COUNTING_SHARE, Observer
+from sluice.ledger import COUNTING_SHARE, Observer, Reason
 from sluice.routes import load_routes
 from sluice.run.up import answers
 from sluice.store.store import Store
@@ -99,10 +99,11 @@ class Page:
     def look(self) -> dict[str, Any]:
         """Take a reading; returns the content of status.json."""
         reading = self.observer.look()
-        now, streams = reading["time"], reading["streams"]
+        now, contributed = reading["time"], reading["contributed"]
+        streams: Mapping[str, Mapping[str, Any]] = reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
-        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading.get("senders", [])}
-        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading.get("views", [])}, by_key))
+        by_key = {row["sender"]: sum(row["stored"].values()) for row in contributed.get("senders", [])}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in contributed.get("views", [])}, by_key))
         then, before, read, by_key_then = self.seen[0]
         rows, views, senders = [], [], []
         for name, row in streams.items():
@@ -110,11 +111,11 @@ class Page:
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
-        for view in reading.get("views", []):
+        for view in contributed.get("views", []):
             reads, hits = read_rates(read.get(view["path"]), view["reads"], now - then)
             about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
             views.append(about | {"reads_rate": reads, "hits": hits})
-        for row in reading.get("senders", []):
+        for row in contributed.get("senders", []):
             name = row["sender"]
             senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
         self.write_rows(rows)
@@ -145,7 +146,7 @@ class Page:
             "senders": senders,
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
-        } | {name: reading[name] for name in ("memory", "disk", "trouble")}
+        } | {"memory": memory, "disk": reading["disk"], "trouble": reading["trouble"]}
 
     def write_rows(self, streams: list[dict[str, Any]]) -> None:
         """Write the last rows and dead letters of the streams whose counts have changed, if that is due."""
@@ -163,7 +164,7 @@ class Page:
             replace(self.rows_file, json.dumps(self.last, separators=(",", ":")))
         self.rows_due = time.monotonic() + (time.monotonic() - began) / COUNTING_SHARE
 
-    def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def dead(self, counts: list[Reason] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""
         store = self.observer.store
         if counts is not None and counts != self.counts and store:

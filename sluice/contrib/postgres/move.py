@@ -85,7 +85,7 @@ def copy_rows(source: Store[Any], old: Any, new: Any, table: Table) -> int:
     """The rows of a stream, in their order; their number."""
     present = [row[1] for row in source.run(old, f'PRAGMA table_info("{table.name}")')]
     columns = [name for name in present if name in table.columns]
-    wanted = [*columns, *(["text"] if table.metric else []), *(["nanoseconds"] if table.nanoseconds else [])]
+    wanted = [*columns, *(["text"] if table.typed else []), *(["nanoseconds"] if table.nanoseconds else [])]
     names = ", ".join(f'"{name}"' for name in columns)
     rows = old.execute(f'SELECT {names} FROM "{table.name}" ORDER BY rowid')
     return write(new, table.name, wanted, converted(table, columns, rows))
@@ -95,12 +95,12 @@ def converted(table: Table, columns: list[str], rows: Any) -> Iterator[Row]:
     """Rows of SQLite as PostgreSQL reads them: it has microseconds, and a column of its own for texts of metrics."""
     stamps = [at for at, name in enumerate(columns) if table.columns[name].startswith(STAMP)]
     time = columns.index("time")
-    value, kind = (columns.index("value"), columns.index("type")) if table.metric else (0, 0)
+    value, kind = (columns.index("value"), columns.index("type")) if table.typed else (0, 0)
     for row in rows:
         made = list(row)
         for at in stamps:
             made[at] = row[at].rstrip("Z")[:MICROSECONDS] + "Z"
-        if table.metric:
+        if table.typed:
             is_text = row[kind] == "string"
             made.append(row[value] if is_text else None)
             if is_text:

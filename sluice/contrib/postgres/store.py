@@ -38,6 +38,7 @@ from sluice.contrib.postgres.tables import (
 )
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
+from sluice.store import bounds
 from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
@@ -174,6 +175,10 @@ class Postgres(Store[Session]):
         return cursor.fetchall() if cursor.description else []
 
     @override
+    def hold(self, db: Session, name: str) -> bool:
+        return bool(self.run(db, "SELECT pg_try_advisory_lock(hashtext(?))", (name,))[0][0])
+
+    @override
     def time(self, microseconds: int) -> datetime:
         return START + timedelta(microseconds=microseconds)
 
@@ -242,7 +247,7 @@ class Postgres(Store[Session]):
 
     def copy(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> int:
         """Stream the records of bodies into the table; their number. Raises: RowsRejected."""
-        batch, senders, _ = origin
+        batch, senders = origin.batch, origin.senders
         count = 0
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
             copy.set_types(table.sent)
@@ -319,6 +324,24 @@ class Postgres(Store[Session]):
         begun = [part.name for part in partitions.partitions(db, stream) if part.start <= now]
         rest = [name for name in (partitions.default(db, stream),) if name]
         return [name for name in (*reversed(begun[-LAST_PARTITIONS:]), *rest) if one(db.execute(PAGES, (name,)))[0]]
+
+    @override
+    def fold(self) -> bool:
+        self.prune_changes()
+        return super().fold()
+
+    def prune_changes(self) -> None:
+        """Delete the oldest rows of `view_changes`: a follower that has not read them builds its views anew."""
+        old = "SELECT max(id) - ?, max(id) - min(id) >= ? FROM view_changes"
+        keep = bounds.KEEP_CHANGES, bounds.KEEP_CHANGES
+        with self.transaction(read=True) as db:
+            if not self.run(db, old, keep)[0][1]:
+                return
+        with self.transaction() as db:
+            if self.run(db, self.ALONE)[0][0]:
+                ((until, _),) = self.run(db, old, keep)
+                self.put_horizons(db, {"view_changes": until})
+                self.run(db, "DELETE FROM view_changes WHERE id <= ?", (until,))
 
     @override
     def is_final(self, db: Session, batch: int, highest: int) -> bool:

@@ -33,17 +33,22 @@ def load(s: settings.Settings) -> dict[str, View]:
     """
     if s.views == "off":
         return {}
-    rows = getattr(s, "rows", None)  # without that folder, all rows are in tables
-    views = {path: view for path, view in VIEWS.items() if rows is None or rows.of(view.stream) is None}
+    views = {path: view for path, view in VIEWS.items() if has_table(s, view.stream)}
     views.update(extension.dictionary(NAME, s.views, "VIEWS"))
     known = load_routes(s.routes)
     for path, view in views.items():
         problem = invalid(path, view) or ("a route has this path" if path in known else "")
-        if not problem and rows is not None and rows.of(view.stream) is not None:
+        if not problem and not has_table(s, view.stream):
             problem = f"INGEST_ROWS sends the rows of {view.stream} elsewhere, and a view follows a table"
         if problem:
             raise settings.SettingError(f"{NAME}={s.views!r} is invalid: {path!r}: {problem}.")
     return views
+
+
+def has_table(s: settings.Settings, stream: str) -> bool:
+    """Whether the rows of a stream are in a table: `store`, also beside a destination, as without that folder."""
+    rows = getattr(s, "rows", None)
+    return rows is None or (rows.of(stream) or "store").startswith("store")
 
 
 def are_on(s: settings.Settings) -> bool:

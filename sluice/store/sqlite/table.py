@@ -12,7 +12,6 @@ from msgspec.structs import astuple
 from sluice.base.times import instant, second
 from sluice.store.tables import column_kind
 from sluice.store.types import Body, Origin, Row, Unavailable
-from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
@@ -35,7 +34,7 @@ class Table:
         for at, (name, kinds) in enumerate(field_types(stream.record).items(), 1):
             kind = column_kind(kinds)
             self.columns[name] = KINDS[kind]
-            if stream.record is Metric and name == "value":
+            if stream.typed and name == "value":
                 self.columns[name] = ""
             elif kind is object:
                 self.encoded.append(at)
@@ -73,7 +72,7 @@ class Table:
 
     def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Row]:
         """The rows of the records of bodies, one at a time: they are never in memory together."""
-        batch, senders, _ = origin
+        batch, senders = origin.batch, origin.senders
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
         last, arrived = None, ""
         for body in bodies:

@@ -1,0 +1,1 @@
+"""Posts rows on over HTTP, each until its receiver takes it."""
