@@ -1,4 +1,4 @@
-"""Show the last rows of a stream in the database, and its last dead letters.
+"""Show the last rows and dead letters of a stream.
 
 It reads a few pages of the table, however large that is, and no worker waits for it.
 """

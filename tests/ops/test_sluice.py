@@ -84,7 +84,7 @@ def test_without_a_verb_the_help_lists_them_on_one_screen(tmp: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         for verb in "status", "dead", "replay":
             assert f"\n    {verb} " in out
-        assert out.count("\n") <= 42
+        assert out.count("\n") <= 44
     code, out, complaints = sluice(tmp, "sing")
     assert (code, out) == (2, "")
     assert "status" in complaints

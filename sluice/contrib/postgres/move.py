@@ -1,7 +1,8 @@
-"""Copy rows, dead letters, keys and ledger of a SQLite file into the empty PostgreSQL of INGEST_STORE.
+"""Copy a SQLite file into the empty PostgreSQL of INGEST_STORE.
 
-Stop bin/up first. What waits in Redis is stored by the next start with this INGEST_STORE, each body once, because the
-numbers of the stored bodies come along. It is one transaction: until it ends, nothing is there. FILE stays as it is.
+It takes along rows, dead letters, keys and the ledger. Stop bin/up first. What waits in Redis is stored by the next
+start with this INGEST_STORE, each body once, because the numbers of the stored bodies come along. It is one
+transaction: until it ends, nothing is there. FILE stays as it is.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect, sync_playwright
@@ -83,7 +83,9 @@ def origin() -> Iterator[int]:
 def up(origin: int) -> Iterator[Server]:
     with (
         short_tmp() as tmp,
-        installation(tmp, {"INGEST_CORS": f"/gps /gps/trail /votes/tally http://localhost:{origin}"}) as server,
+        installation(
+            tmp, {"INGEST_CORS": f"/gps /gps/trail /gps/latest /votes/tally http://localhost:{origin}"}
+        ) as server,
     ):
         yield server
 
@@ -458,6 +460,32 @@ def test_the_live_example_draws_a_poll_and_a_trail_of_another_origin(
         page.fill("[name=device]", "another")
         page.click("form button")
         expect(page.locator("#device + p")).to_have_text("There is no device another yet.")
+
+
+def test_the_map_draws_the_last_positions_of_devices_of_another_origin(
+    up: Server, chromium: Browser, origin: int
+) -> None:
+    for device, lat, lon in ("north", 48.2, 11.5), ("south-east", 48.1, 11.6), (EVIL, 48.15, 11.55):
+        post(up.port, "/gps", json.dumps({"device": device, "lat": lat, "lon": lon}).encode())
+        poll(lambda device=device: positions(up, quote(device)) == 1)  # type: ignore[misc]
+    asked = urlencode(
+        [
+            ("sluice", f"http://localhost:{up.port}"),
+            *(("device", name) for name in ("north", "south-east", EVIL, "nobody")),
+        ]
+    )
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"http://localhost:{origin}/map.html?{asked}")
+        expect(page.locator("circle")).to_have_count(3)
+        north, south_east, evil = (box for box in map(Locator.bounding_box, page.locator("circle").all()) if box)
+        assert north["x"] < evil["x"] < south_east["x"] and north["y"] < evil["y"] < south_east["y"]
+        expect(page.locator("svg text")).to_have_text(["north", "south-east", EVIL, re.compile(r"^\d+ k?m$")])
+        expect(page.locator("#words")).to_contain_text("south-east: 48.1, 11.6 at ")
+    with context(chromium) as window:
+        page = window.new_page()
+        page.goto(f"http://localhost:{origin}/map.html?{asked.split('&')[0]}&device=nobody")
+        expect(page.locator("#words")).to_have_text("No position of nobody yet.")
 
 
 def test_the_live_example_obeys_retry_after(up: Server, chromium: Browser, origin: int) -> None:

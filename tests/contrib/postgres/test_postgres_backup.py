@@ -1,7 +1,8 @@
-"""bin/sluice backup and restore in PostgreSQL: the tests of every database, and those of PostgreSQL alone."""
+"""bin/sluice backup, restore and move in PostgreSQL: the tests of every database, and those of PostgreSQL alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -17,9 +18,16 @@ from sluice.store.registry import open_store
 from sluice.streams.built_in import STREAMS
 from support.backup_contract import *  # noqa: F403
 from support.backup_contract import Home
-from support.operator_verbs import drain, push
+from support.operator_verbs import drain, push, sluice, status, vote
 
 pytestmark = pytest.mark.contract
+
+METRICS = [
+    {"name": "room", "value": 21.5, "tags": {"floor": "2", "ä": '"'}, "time": "2026-01-31T12:00:00.123456789Z"},
+    {"name": "room", "value": "open\t\\N", "time": "2026-01-31T12:00:00Z"},
+    {"name": "room", "value": True},
+    {"name": "room", "value": 2**60},
+]
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +177,44 @@ def test_the_password_is_in_no_command_line(monkeypatch: pytest.MonkeyPatch, tmp
     run("postgresql://me:s3cr3t@host/db", "pg_dump")
     given = (tmp / "given").read_text()
     assert given == "--dbname=user=me dbname=db host=host s3cr3t\n"
+
+
+def rows(tmp: Path, stream: str, **env: object) -> list[dict[str, str | None]]:
+    return [json.loads(line) for line in sluice(tmp, "rows", stream, "--json", **env)[1].splitlines()]
+
+
+def test_rows_letters_keys_and_the_ledger_are_moved_and_a_repeat_is_still_one(tmp: Path, server: Postgres) -> None:
+    server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    there = {"INGEST_STORE": server.url, "INGEST_KEEP": "3650d,votes=forever"}
+    keyed = b"POST /votes HTTP/1.1\r\nIdempotency-Key: k1\r\n\r\n" + vote("once")
+    with redis_server(tmp, appendfsync="no") as redis:
+        push(redis, vote("ä\\\n\t"), b"nonsense \xff\x00", keyed)
+        push(redis, b'{"device":"bike","lat":48.1,"lon":-1e-7,"time":"2026-01-31T12:00:00.5Z"}', stream="gps")
+        push(redis, *(json.dumps(each).encode() for each in METRICS), stream="metrics")
+        drain(tmp)
+        before = {stream: rows(tmp, stream) for stream in ("votes", "gps", "metrics")}
+        assert [len(found) for found in before.values()] == [2, 1, 4]
+        push(redis, keyed, vote("later"))  # they wait during the move
+        code, out, said = sluice(tmp, "move", f"{tmp}/ingest.db", **there)
+        assert (code, said) == (0, "")
+        assert {"votes: 2 rows", "metrics: 4 rows", "dead_letters: 1 rows"} <= set(out.splitlines())
+        drain(tmp, **there)
+        code, ledger, trouble = status(tmp, **there)
+        assert (code, trouble) == (0, [])
+        votes = ledger["votes"]
+        assert [votes[name] for name in ("accepted", "stored", "dead", "duplicate", "missing")] == [5, 3, 1, 1, 0]
+        assert [row["choice"] for row in rows(tmp, "votes", **there)] == ["later", "once", "ä\\\n\t"]
+        (letter,) = json.loads(sluice(tmp, "dead", "--json", **there)[1])["letters"]
+        assert (letter["body_base64"], letter["seq"]) == ("bm9uc2Vuc2Ug/wA=", 2)
+        push(redis, b"nonsense, too")  # ids go on
+        drain(tmp, **there)
+        assert status(tmp, **there)[0] == 0
+    ask = "SELECT name, tags, value, text, type, time, nanoseconds FROM metrics ORDER BY seq"
+    found = server.ask(ask)
+    assert [(row[2], row[3]) for row in found] == [(21.5, None), (None, "open\t\\N"), (1, None), (2**60, None)]
+    assert found[0][6] == 789 and "12:00:00.123456" in str(found[0][5])
+    position = rows(tmp, "gps", **there)[0]
+    assert (position["lat"], position["lon"], position["time"]) == ("48.1", "-1e-07", "2026-01-31T12:00:00.500000Z")
+    # a second time it is refused, and so is another cell's file
+    assert sluice(tmp, "move", f"{tmp}/ingest.db", **there)[0] == 1
+    assert sluice(tmp, "move", f"{tmp}/ingest.db")[0] == 2
