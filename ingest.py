@@ -57,13 +57,13 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.find(environ)
     if endpoint is None:
         return probe(environ, start_response)
-    if environ["REQUEST_METHOD"] != "POST":
+    if environ["REQUEST_METHOD"] != "POST" and environ["REQUEST_METHOD"] not in endpoint.taken:
         return answer_method(environ, endpoint, start_response)
     try:
         item = endpoint.read(environ, endpoint)
     except Rejected as rejected:
         reply = endpoint.error(rejected.args[0])
-        if reply is not endpoint.reply:
+        if reply is not endpoint.reply and reply.status >= "3":  # a challenge is answered, and has no effect
             tell(rejected.args[0], endpoint.path, environ)
         return respond(reply, endpoint.path, start_response)
     if endpoint.answer is not None:
@@ -72,7 +72,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
 
 
 def answer_method(environ: dict[str, Any], endpoint: Endpoint, start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Answer another method than POST."""
+    """Answer a method that does not append."""
     method = environ["REQUEST_METHOD"]
     reply = endpoint.methods[method](environ) if method in endpoint.methods else None
     if reply is not None:
@@ -136,7 +136,7 @@ def tick() -> None:
 
 
 ENDPOINTS = load_endpoints(load_routes(SETTINGS.routes), SETTINGS, counts.counter)
-PLAIN = ENDPOINTS.plain
+PLAIN = ENDPOINTS.by_path
 PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": healthz, "/readyz": readyz}
 PROBES |= {path: entry.load() for path, entry in registry.declared("probes").items()}
 app.fastlane = Options(  # type: ignore[attr-defined]

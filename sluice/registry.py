@@ -129,6 +129,7 @@ class Contribution:
         used. Raises: SettingError.
     formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
     streams: by name, "module:attribute".
+    routes: path -> `sluice.http.routes.Route`.
     fields: the names of header fields that the decoders of a user's own streams may read.
     probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
         returns the 503 of a gateway that takes no writes, or None. It returns a Reply; None: 405.
@@ -161,6 +162,7 @@ class Contribution:
     settle: str = ""
     formats: Sequence[Any] = ()
     streams: Mapping[str, str] = field(default_factory=dict)
+    routes: Mapping[str, Any] = field(default_factory=dict)
     fields: Sequence[str] = ()
     probes: Mapping[str, Entry] = field(default_factory=dict)
     reads: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sluice import extension, registry
-from sluice.http.routes import OK, Route
+from sluice.http.routes import OK, Route, varies
 from sluice.settings import SettingError
 
 BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect records
@@ -18,12 +18,15 @@ ROUTES = {
     )
     for known in registry.formats()
     for path, answer in known.paths.items()
-}  # fmt: skip
+} | registry.declared("routes")  # fmt: skip
 
 
 STREAM = r"[A-Za-z_]\w*"
-PATH = r"(?:/[\w.~!$&'()*+,;=:@-]*)+"
+PATH = r"(?:/(?:[\w.~!$&'()*+,;=:@-]|\{[A-Za-z_]\w*\})*)+"
 RESERVED = re.compile(r"/(?:status(?:/.*)?|health|healthz|ready|readyz|ping|query|_sluice_.*)")  # by gateway and nginx
+
+
+METHODS = {"GET", "PUT", "PATCH", "DELETE"}  # that may be a POST
 
 
 def load_routes(module: str) -> dict[str, Route]:
@@ -37,8 +40,10 @@ def load_routes(module: str) -> dict[str, Route]:
             problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"
         elif not re.fullmatch(PATH, str(path)) or RESERVED.fullmatch(path):
             problem = "is no path such as /orders, or one that Sluice uses itself"
-        elif route.signed and route.json:
-            problem = "has both `signed` and `json`"
+        elif route.json and (route.signed or varies(path)):
+            problem = "has `json`, and `signed` or a path that varies"
+        elif not METHODS.issuperset(route.methods):
+            problem = f"has another method than {', '.join(sorted(METHODS))}"
         else:
             continue
         raise SettingError(f"INGEST_ROUTES={module!r} is invalid: ROUTES[{path!r}] {problem}.")

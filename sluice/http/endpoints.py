@@ -11,8 +11,11 @@ from typing import Any
 from sluice import registry
 from sluice.base.counters import Counter
 from sluice.http import replies, request
-from sluice.http.routes import JSON, Reply, Route
+from sluice.http.request import without_slashes as without_slashes
+from sluice.http.routes import JSON, Reply, Route, pattern, varies
 from sluice.settings import SettingError, Settings
+
+MOST_PATHS = 1024  # of routes whose path varies that are looked up at once
 
 
 def kept_field(name: str) -> tuple[str, str]:
@@ -23,6 +26,7 @@ def kept_field(name: str) -> tuple[str, str]:
 class Endpoint:
     """A route at its path.
 
+    varies: its path stands for many; items have that of their request. taken: the methods that append.
     max_body: bytes. in_json: which encoding it is for, if its answers have the encoding of their request.
     keeps_head: its items are messages. keeps_fields: with all fields of the request.
     kept: the fields, else; see `kept_field`.
@@ -47,6 +51,8 @@ class Endpoint:
         "replies",
         "reply",
         "stream",
+        "taken",
+        "varies",
     )
 
     def __init__(
@@ -60,6 +66,8 @@ class Endpoint:
     ) -> None:
         """fields: that a kept head has beside those of all routes."""
         self.path, self.max_body, self.in_json, self.stream = path, max_body, in_json, route.stream
+        self.varies = varies(path)
+        self.taken = frozenset(("POST", *route.methods, *(["GET"] if route.get else ())))
         self.keeps_fields = route.keep_head or bool(route.signed)
         self.keeps_head = self.keeps_fields or route.fields is not None
         names = dict.fromkeys((*request.PASSED, *fields, *(route.fields or ()), "Sluice-Sender"))
@@ -90,7 +98,9 @@ class Endpoint:
 
 
 class Endpoints:
-    """All endpoints. plain: those that the path alone names."""
+    """All endpoints. plain: those that the path alone names, by the path of their route. by_path: the same, by the path
+    of a request: of a route whose path varies, by the first MOST_PATHS that came.
+    """
 
     def __init__(
         self,
@@ -104,11 +114,14 @@ class Endpoints:
         self.plain: dict[str, Endpoint] = {}
         self.rpc: dict[str, list[Endpoint]] = {}
         for path, route in routes.items():
-            most = max_batch if route.batch else max_body
+            most = route.max_body or (max_batch if route.batch else max_body)
             if route.json:
                 self.rpc[path] = [Endpoint(path, route, counter, most, fields, in_json) for in_json in (False, True)]
             else:
                 self.plain[path] = Endpoint(path, route, counter, most, fields)
+        self.by_path = {path: endpoint for path, endpoint in self.plain.items() if not endpoint.varies}
+        self.varying = [(re.compile(pattern(path)), each) for path, each in self.plain.items() if each.varies]
+        self.room = MOST_PATHS
 
     def __iter__(self) -> Iterator[Endpoint]:
         return chain(self.plain.values(), *self.rpc.values())
@@ -119,7 +132,17 @@ class Endpoints:
         if path in self.rpc:
             in_json: bool = environ.get("CONTENT_TYPE", "").lower().startswith(JSON)
             return self.rpc[path][in_json]
-        return self.plain.get(path)
+        return self.by_path.get(path) or self.find_varying(path)
+
+    def find_varying(self, path: str) -> Endpoint | None:
+        """The endpoint of a path that stands for many; None: there is none."""
+        for among, endpoint in self.varying:
+            if among.fullmatch(path):
+                if self.room:
+                    self.room -= 1
+                    self.by_path[path] = endpoint
+                return endpoint
+        return None
 
     def wanted(self) -> set[str]:
         """The names in environ of the header fields that are looked at."""
@@ -138,10 +161,3 @@ def load_endpoints(routes: Mapping[str, Route], s: Settings, counter: Callable[[
         if route.signed and endpoints.plain[path].read is request.read:
             raise SettingError(f"INGEST_ROUTES: nothing here checks the signatures of {path}.")
     return endpoints
-
-
-def without_slashes(path: str) -> str:
-    """A path without repeated slashes, where nginx does not see them, either: many senders join a base URL that ends
-    with a slash, and a path.
-    """
-    return re.sub("/+", "/", path) if "//" in path else path

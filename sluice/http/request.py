@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
@@ -61,10 +62,18 @@ class Reading(Protocol):
     """What an endpoint says of the items of its requests; see `sluice.http.endpoints.Endpoint`."""
 
     path: str
+    varies: bool
     max_body: int
     keeps_head: bool
     keeps_fields: bool
     kept: list[tuple[str, str]]
+
+
+def without_slashes(path: str) -> str:
+    """A path without repeated slashes, where nginx does not see them, either: many senders join a base URL that ends
+    with a slash, and a path.
+    """
+    return re.sub("/+", "/", path) if "//" in path else path
 
 
 def variable(name: str) -> str:
@@ -228,7 +237,8 @@ def head(environ: dict[str, Any], endpoint: Reading) -> bytes:
 def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None) -> bytes:
     """The same. received: the head as the server got it; None: the server does not tell."""
     query = environ.get("QUERY_STRING")
-    line = f"POST {endpoint.path}?{query} HTTP/1.1" if query else f"POST {endpoint.path} HTTP/1.1"
+    path = endpoint.path if not endpoint.varies else real_path(environ)
+    line = f"POST {path}?{query} HTTP/1.1" if query else f"POST {path} HTTP/1.1"
     if endpoint.keeps_fields and received is not None:
         return line.encode("latin-1") + b"\r\n" + LEFT_OUT.sub(b"", received.partition(b"\r\n")[2])
     kept: Iterable[tuple[str, str]] = endpoint.kept
@@ -238,6 +248,11 @@ def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None
         ]
     fields = [begin + environ[key] for key, begin in kept if key in environ and environ[key]]
     return f"{line}{''.join(fields)}\r\n\r\n".encode("latin-1")
+
+
+def real_path(environ: dict[str, Any]) -> str:
+    """The path of a request to a route whose path varies, as it can stand in a request line."""
+    return quote(without_slashes(environ["PATH_INFO"]).encode("latin-1"), "/!$&'()*+,;=:@")
 
 
 def is_kept(key: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
+VARYING = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}|/\*$")  # what varies in a path
 
 
 class Reply(NamedTuple):
@@ -24,6 +26,20 @@ def reply(status: str, body: bytes = b"", content_type: str = JSON, *more: tuple
     return Reply(status, headers, (body,))
 
 
+def varies(path: str) -> bool:
+    """Whether the path of a route stands for many: {name} is one segment, /* at the end any others, or none."""
+    return VARYING.search(path) is not None
+
+
+def pattern(path: str) -> str:
+    """A pattern of the paths that a route's path stands for, for Python and nginx."""
+    made, at = "", 0
+    for part in VARYING.finditer(path):
+        made += re.escape(path[at : part.start()]) + ("[^/]+" if part[1] else "(?:/.*)?")
+        at = part.end()
+    return made + re.escape(path[at:])
+
+
 class Route(NamedTuple):
     """The destination of a path's bodies.
 
@@ -38,7 +54,9 @@ class Route(NamedTuple):
     batch: its senders collect records, so a body may have `Settings.max_batch` bytes; else `Settings.max_body`.
     fields: the header fields that its decoder reads, beside those that the gateway reads (`request.PASSED`). The item
         is an HTTP message with the target and these fields; None: it is the body, where that says all.
-    get: nginx takes a GET as a POST without a body, for trackers that send nothing else.
+    get: a GET with a query is a POST without a body, for trackers that send nothing else.
+    methods: others that are a POST, such as PUT.
+    max_body: bytes that a body may have; 0: as `batch` says.
     """
 
     stream: str
@@ -50,6 +68,8 @@ class Route(NamedTuple):
     empty: bool = False
     fields: tuple[str, ...] | None = None
     get: bool = False
+    methods: tuple[str, ...] = ()
+    max_body: int = 0
 
 
 OK = reply("200 OK", b'{"message":"OK"}')

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from sluice import registry
 from sluice.http.request import CREDENTIALS, PASSED
-from sluice.http.routes import Route
+from sluice.http.routes import Route, pattern, varies
 from sluice.parsers import PRIVATE
 from sluice.routes import ROUTES, load_routes
 from sluice.settings import SettingError, Settings
@@ -144,17 +144,20 @@ def routes(s: Settings, added: Mapping[str, str]) -> str:
     more = registry.passed_fields()
     made = [f"# A larger Content-Length gets 413 before the body is read\nclient_max_body_size {s.max_body};\n"]
     for path, route in known.items():
-        lines = f"client_max_body_size {s.max_batch};\n" * route.batch
+        most = route.max_body or s.max_batch * route.batch
+        lines = f"client_max_body_size {most};\n" * bool(most)
         lines += "include includes/preflight/*.conf;\nif ($sluice_foreign) { return 403; }\n"
         lines += "include includes/route/*.conf;\n" + added.get(f"at {path}", "")
-        if route.get:  # a GET would be sent again when its connection breaks, and its record stored twice
-            lines += "proxy_method $sluice_method;\nproxy_next_upstream off;\n"
+        if route.get or route.methods:  # a GET would be sent again when its connection breaks, and be stored twice
+            lines += "proxy_next_upstream off;\n"
         lines += head_of(route, () if path in ROUTES else more, added.get("sender", '""'))
         lines += "proxy_pass http://sluice_gateway;\n"
         word = f'"{path}"' if re.search("[;']", path) else path
-        made.append(f"location = {word} {{\n{indented(lines)}}}\n")
+        where = f"= {word}" if not varies(path) else f'~ "^{pattern(path)}$"'
+        made.append(f"location {where} {{\n{indented(lines)}}}\n")
     probes = (*PROBES, *registry.declared("probes"))
-    slashed = "|".join(re.escape(path) for path in (*known, *probes) if f"{path}/" not in known)
+    fixed = (path for path in (*known, *probes) if f"{path}/" not in known and not varies(path))
+    slashed = "|".join(map(re.escape, fixed))
     made.append(SLASHES.format(paths=slashed))
     return "".join(made)
 

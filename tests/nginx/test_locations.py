@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from sluice import settings
+from sluice.http.routes import pattern, varies
 from sluice.routes import ROUTES
 from support.folders import has
 from support.nginx_front import as_one_text
@@ -17,14 +18,18 @@ def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from sluice import OK, Route\n"
         "ROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
-        "ROUTES |= {'/get': Route('own', OK, get=True)}\n"
+        "ROUTES |= {'/get': Route('own', OK, get=True), '/own/{a}/b-c/*': Route('own', OK, max_body=9_999_999)}\n"
     )
     text = as_one_text(settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
     found = dict(re.findall(r'^    location = "?(\S+?)"? \{\n(.*?)^    \}', text, re.M | re.S))
+    varying = dict(re.findall(r'^    location ~ "(\S+?)" \{\n(.*?)^    \}', text, re.M | re.S))
+    found |= {path: varying.pop(f"^{pattern(path)}$") for path in (*ROUTES, "/own/{a}/b-c/*") if varies(path)}
+    assert not [path for path, lines in varying.items() if "proxy_pass" in lines]
+    assert "client_max_body_size 9999999;" in found["/own/{a}/b-c/*"]
     of_events = "proxy_set_header ce-time $http_ce_time;"  # for routes of a user's own only
-    own = {"/own", "/a;b", "/get"} if has("formats") else set()
+    own = {"/own", "/a;b", "/get", "/own/{a}/b-c/*"} if has("formats") else set()
     assert {path for path, lines in found.items() if of_events in lines} == own
     batches = {path for path, route in ROUTES.items() if route.batch} | {"/a;b"}
     assert {path for path, lines in found.items() if f"client_max_body_size {MAX_BATCH};" in lines} == batches
-    gets = {path for path, lines in found.items() if "proxy_method" in lines}
-    assert gets == {path for path, route in ROUTES.items() if route.get} | {"/get"}
+    gets = {path for path, lines in found.items() if "proxy_next_upstream off;" in lines}
+    assert gets == {path for path, route in ROUTES.items() if route.get or route.methods} | {"/get"}
