@@ -134,7 +134,7 @@ class Contribution:
     probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
         returns the 503 of a gateway that takes no writes, or None. It returns a Reply; None: 405.
     reads: "module:function" of the settings; the paths that are read with GET.
-    gateway: "module:function" of the routes and the endpoints, called once when a gateway starts.
+    gateway: "module:function" of the routes, the endpoints and the settings, called once when a gateway starts.
     spools, databases, destinations: by the scheme of their URLs.
     row_sources: what views read the rows of a database from, by the scheme of its URLs: "module:class".
     rows: "module:function" of settings and streams, which opens what stores rows elsewhere (`sluice.store.store`).

@@ -166,7 +166,7 @@ WRONG = [
     ("INGEST_CORS", '/votes" x;'),
 ]
 # any text can be a path; whether the file is there is checked at the start
-PATHS = {"INGEST_HOME", "INGEST_API_KEYS", "INGEST_PASSWORDS", "INGEST_TLS_CERTIFICATE", "INGEST_TLS_KEY"}
+PATHS = {f"INGEST_{name}" for name in ("HOME", "API_KEYS", "HOOKS", "PASSWORDS", "TLS_CERTIFICATE", "TLS_KEY")}
 
 
 def test_each_setting_has_a_wrong_value_here() -> None:

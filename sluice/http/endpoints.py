@@ -69,7 +69,7 @@ class Endpoint:
         self.varies = varies(path)
         self.taken = frozenset(("POST", *route.methods, *(["GET"] if route.get else ())))
         self.keeps_fields = route.keep_head or bool(route.signed)
-        self.keeps_head = self.keeps_fields or route.fields is not None
+        self.keeps_head = self.keeps_fields or route.fields is not None or self.varies
         names = dict.fromkeys((*request.PASSED, *fields, *(route.fields or ()), "Sluice-Sender"))
         self.kept = list(map(kept_field, names))
         self.empty = route.empty or route.json is not None
@@ -156,7 +156,7 @@ def load_endpoints(routes: Mapping[str, Route], s: Settings, counter: Callable[[
     """
     endpoints = Endpoints(routes, counter, s.max_body, s.max_batch, registry.passed_fields())
     for extend in registry.hooks("gateway"):
-        extend(routes, endpoints)
+        extend(routes, endpoints, s)
     for path, route in routes.items():
         if route.signed and endpoints.plain[path].read is request.read:
             raise SettingError(f"INGEST_ROUTES: nothing here checks the signatures of {path}.")

@@ -33,6 +33,8 @@ CREDENTIALS = (
 LEFT_OUT = re.compile(
     rb"^(?:%b|Transfer-Encoding):[^\n]*\n" % "|".join(CREDENTIALS).encode(), re.IGNORECASE | re.MULTILINE
 )
+# Parameters that are a credential, or can be one
+IN_QUERY = re.compile(r"(?:^|&)(?:api_key=[^&]*|p=[A-Za-z0-9_-]{32,46}(?=&|$))")
 NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, "Transfer-Encoding")}
 MAX_KEPT_HEADS = 1024  # 1 kB each
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
@@ -108,7 +110,7 @@ def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
             keep_head = True
         body = read_body(environ, max_body)
         if not body:
-            query: str = environ.get("QUERY_STRING", "")
+            query: str = without_keys(environ.get("QUERY_STRING", ""))
             if not query:
                 raise Rejected(EMPTY)
             if not keep_head:
@@ -236,7 +238,7 @@ def head(environ: dict[str, Any], endpoint: Reading) -> bytes:
 
 def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None) -> bytes:
     """The same. received: the head as the server got it; None: the server does not tell."""
-    query = environ.get("QUERY_STRING")
+    query = without_keys(environ.get("QUERY_STRING", ""))
     path = endpoint.path if not endpoint.varies else real_path(environ)
     line = f"POST {path}?{query} HTTP/1.1" if query else f"POST {path} HTTP/1.1"
     if endpoint.keeps_fields and received is not None:
@@ -248,6 +250,13 @@ def make_head(environ: dict[str, Any], endpoint: Reading, received: bytes | None
         ]
     fields = [begin + environ[key] for key, begin in kept if key in environ and environ[key]]
     return f"{line}{''.join(fields)}\r\n\r\n".encode("latin-1")
+
+
+def without_keys(query: str) -> str:
+    """A query string without an API key: `api_key`, and `p` if it can be one."""
+    if "p" not in query or not IN_QUERY.search(query):
+        return query
+    return IN_QUERY.sub("", query).lstrip("&")
 
 
 def real_path(environ: dict[str, Any]) -> str:

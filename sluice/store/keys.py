@@ -44,6 +44,8 @@ class Keys:
         keys = [rule.body_key(body.item, body.records, body.rejects, limits) for body in bodies] if whole else ()
         if any(keys):
             bodies = self.without_duplicates(bodies, keys)
+        if whole and rule.recent is not None and bodies:
+            bodies = self.without_recent(rule, bodies)
         return (
             bodies
             if rule.fields is None
@@ -62,6 +64,29 @@ class Keys:
         new = [body for body, key in zip(bodies, keys) if not key or (first[key] == body.seq and key not in others)]
         self.duplicates += len(bodies) - len(new)
         return new
+
+    def without_recent(self, rule: Rule, bodies: Sequence[Body]) -> Sequence[Body]:
+        """The bodies whose content did not come shortly before.
+
+        A body that is stored takes the keys of all steps of the time in which its content counts. One that comes asks
+        for the key of its own step, and takes none if it is there: what is repeated for ever is stored once in each
+        such time.
+        """
+        keys = [rule.recent_keys(body.item, body.records, body.received) for body in bodies]
+        if not any(keys):
+            return bodies
+        owners = self.owners(sorted({of_body[0] for of_body in keys if of_body}))
+        seen = {key for key, batch in owners.items() if batch != self.batch}
+        new, asked = list[tuple[Body, bytes]](), dict[bytes, None]()
+        for body, of_body in zip(bodies, keys):
+            if not of_body or of_body[0] not in seen:
+                new.append((body, of_body[0] if of_body else b""))
+                seen.update(of_body)
+                asked |= dict.fromkeys(of_body)
+        others = self.take(asked, bodies[-1].received)  # of a worker that was faster
+        left = [body for body, key in new if key not in others]
+        self.duplicates += len(bodies) - len(left)
+        return left
 
     def with_new_records(
         self, key_of: Callable[[Record, bytes], bytes | None], bodies: Sequence[Body]

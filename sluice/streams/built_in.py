@@ -54,4 +54,5 @@ def rule(stream: Stream, seconds: int, by_record: bool) -> Rule | None:
             f"INGEST_UNIQUE={stream.name}=…/record: equal records of {stream.name} may be two; the stream says which "
             "fields make them one, with stream(…, unique=…)."
         )
-    return Rule(seconds, stream.content, () if by_record else stream.unique) if seconds else None
+    fields = () if by_record else stream.unique
+    return Rule(seconds, stream.content, fields, stream.key, stream.recent) if seconds else None

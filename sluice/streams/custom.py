@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from math import isfinite
 from operator import attrgetter
 from typing import Any, cast
+from urllib.parse import unquote
 
 import msgspec
 
+from sluice.http.routes import VARYING, pattern
 from sluice.streams.decoder import out_of_range
-from sluice.streams.record import Invalid, Record, Vote
+from sluice.streams.message import parse
+from sluice.streams.record import RESERVED_COLUMNS, Decoded, Invalid, Limits, Record, Vote
 from sluice.streams.times import TIMES, Time, first_field
 
 
-def time_first(record: type[Record]) -> type[Record]:
-    """The record type with `time` before its own fields.
+def checked(record: type[Record]) -> type[Record]:
+    """The record type. Raises: TypeError if it is none."""
+    if not (isinstance(record, type) and issubclass(record, Record)):
+        raise TypeError(f"{record!r} is not a subclass of sluice.Record")
+    return record
+
+
+def as_columns(record: type[Record]) -> type[Record]:
+    """The record type with `time` before its own fields, and with names that every table can have as columns.
+
+    A field whose name is that of a column of every table, as webhooks have `sender` and `received_at`, gets an
+    underscore at its end. Its name on the wire stays.
 
     msgspec puts the inherited `time` after fields that are not keyword-only, and the order of an existing type cannot
-    be changed. So this defines such a type again, with its methods. A type with kw_only=True is returned as it is.
+    be changed. So this defines such a type again, with its methods. A type with kw_only=True is returned as it is, if
+    no name is reserved.
 
     Raises: TypeError if it is not a record type.
     """
-    if not (isinstance(record, type) and issubclass(record, Record)):
-        raise TypeError(f"{record!r} is not a subclass of sluice.Record")
-    if record.__struct_fields__[0] == "time":
+    checked(record)
+    renamed = {name: column(name, record.__struct_fields__) for name in record.__struct_fields__}
+    if record.__struct_fields__[0] == "time" and all(name == renamed[name] for name in renamed):
         return record
     fields = [field for field in msgspec.structs.fields(record) if field.name != "time"]
     generated = {"__annotations__", "__slots__", "__weakref__", "__dict__", *vars(Vote), *record.__struct_fields__}
@@ -33,13 +48,19 @@ def time_first(record: type[Record]) -> type[Record]:
         methods |= {name: value for name, value in vars(base).items() if name not in generated or name == "__doc__"}
     made = msgspec.defstruct(
         record.__name__,
-        [(field.name, field.type, field_of(field)) for field in fields],
+        [(renamed[field.name], field.type, field_of(field)) for field in fields],
         bases=(Record,),
         module=record.__module__,
         namespace=methods,
         kw_only=True,
     )
     return cast("type[Record]", made)
+
+
+def column(name: str, names: Sequence[str]) -> str:
+    """The name of the column of a field. names: of all fields."""
+    is_reserved = name.lower() in RESERVED_COLUMNS and f"{name}_" not in names
+    return f"{name}_" if is_reserved else name
 
 
 def field_of(field: msgspec.structs.FieldInfo) -> Any:
@@ -79,3 +100,29 @@ def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Re
         return record(time=first_field(*values[:count]), **dict(zip(names, fields)))
 
     return struct, build
+
+
+def with_path(
+    decode: Callable[[bytes, Limits], Decoded], path: str, record: type[Record]
+) -> Callable[[bytes, Limits], Decoded]:
+    """The decoder, with the parts of the request's path in the fields of their names.
+
+    path: of the route, such as /ttn/{application}/*. Raises: TypeError if a field is missing.
+    """
+    names = [part[1] for part in VARYING.finditer(path) if part[1]]
+    if not names or not {*names} <= {*record.__struct_fields__}:
+        raise TypeError(f"path={path!r} names no fields of {record.__name__}")
+    parts = iter(names)
+    match = re.compile(re.sub(r"\[\^/\]\+", lambda _: f"(?P<{next(parts)}>[^/]+)", pattern(path))).fullmatch
+
+    def decode_at(item: bytes, limits: Limits) -> Decoded:
+        decoded = decode(item, limits)
+        message = parse(item) if decoded.records else None
+        found = match(message.path.rstrip("/") or "/") if message else None
+        if not found:
+            return decoded
+        values = {name: unquote(text).replace("\0", "\ufffd") for name, text in found.groupdict().items()}
+        records = [msgspec.structs.replace(record, **values) for record in decoded.records]
+        return msgspec.structs.replace(decoded, records=records)
+
+    return decode_at

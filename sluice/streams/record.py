@@ -15,6 +15,9 @@ import msgspec
 INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
 NOTHING: Mapping[str, int] = MappingProxyType({})
 NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
+# the store's own columns, the system columns of every table in PostgreSQL, and SQLite's names of the number of a row
+SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"} | {"rowid", "oid", "_rowid_"}
+RESERVED_COLUMNS = {"received_at", "batch", "seq", "sender", *SYSTEM_COLUMNS}
 
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]

@@ -11,7 +11,7 @@ from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.lines import LineDecoder
 from sluice.streams.record import Decoded, Gps, Limits, Metric, Record, Vote
-from sluice.streams.unique import Rule
+from sluice.streams.unique import Recent, Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
 
@@ -25,7 +25,7 @@ class Stream(NamedTuple):
         never raises, and depends on nothing but its arguments.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     precision: "ms", or "ns" for times to the nanosecond.
-    content, unique: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
+    content, unique, key, recent: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
     name: str
@@ -35,6 +35,8 @@ class Stream(NamedTuple):
     precision: str = "ms"
     content: bool = False
     unique: tuple[str, ...] | None = None
+    key: Callable[[Sequence[Record]], bytes] | None = None
+    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
     rule: Rule | None = None
 
 
@@ -44,6 +46,7 @@ def stream(
     parse: Callable[[bytes], Record] | None = None,
     unique: Sequence[str] = (),
     precision: str = "ms",
+    path: str = "",
 ) -> Stream:
     """A user-defined stream: docs/ADDING-A-STREAM.md.
 
@@ -54,19 +57,26 @@ def stream(
         the reason of the dead letter. Empty lines are skipped. Compression, heads and limits are handled before it.
     precision: "ns" stores times to the nanosecond.
     unique: fields; of the records that have the same values of them within INGEST_UNIQUE, one is stored.
+    path: of its routes, with parts that vary: /ttn/{application}/*. A field of such a name, a str with a default, has
+        that part of the request's path.
     Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only, or lacks one of
-        the unique fields.
+        the unique fields or of those of the path.
     """
-    record = custom.time_first(record_type)
-    if isinstance(unique, str) or not {*unique} <= {*record.__struct_fields__}:
+    record = custom.as_columns(record_type) if parse is None else custom.checked(record_type)
+    columns = {name: custom.column(name, record_type.__struct_fields__) for name in record_type.__struct_fields__}
+    if isinstance(unique, str) or not {*unique} <= columns.keys():
         raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
-    fields = tuple(unique) or None
+    fields = tuple(columns[name] for name in unique) if parse is None else tuple(unique)
     if parse is None:
         decoder = next(registry.hooks("own_decoder"), JsonDecoder)
-        return Stream(name, record, decoder(*custom.wire(record)).fast_path(), None, precision, unique=fields)
-    if record is not record_type:  # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
+        decode = decoder(*custom.wire(record)).fast_path()
+    elif record.__struct_fields__[0] != "time":
+        # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
-    return Stream(name, record, LineDecoder(record, parse).decode, None, precision, unique=fields)
+    else:
+        decode = LineDecoder(record, parse).decode
+    decode = custom.with_path(decode, path, record) if path else decode
+    return Stream(name, record, decode, None, precision, unique=fields or None)
 
 
 def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:

@@ -16,7 +16,7 @@ from uuid import UUID
 from msgspec import inspect
 from msgspec.structs import fields, replace
 
-from sluice.streams.record import Record
+from sluice.streams.record import RESERVED_COLUMNS, Record
 from sluice.streams.registry import Stream
 from sluice.streams.times import in_utc
 
@@ -24,9 +24,6 @@ PRECISIONS = "ms", "ns"
 MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 # the store's own tables, their indexes, and the names that SQLite reserves
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
-# the store's own columns, the system columns of every table in PostgreSQL, and SQLite's names of the number of a row
-SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"} | {"rowid", "oid", "_rowid_"}
-RESERVED_COLUMNS = {"received_at", "batch", "seq", "sender", *SYSTEM_COLUMNS}
 
 
 def stream_problem(name: object, stream: Stream) -> str:

@@ -1,6 +1,8 @@
 """Keys: what makes two bodies, or two records, one, so that what a sender sends again is stored once.
 
     a body with Idempotency-Key, webhook-id, …    hash(sender, name of the field, key)                 16 bytes
+    a body of a stream with a rule of its own     hash(sender, what `Stream.key` makes of its records)
+    the same, for a limited time                  step of the time | hash(sender, content, step)       4 + 12 bytes
     a body of telemetry, each record timed        seconds of the first record | hash(sender, content)  4 + 12 bytes
     a record, with a time among its fields        seconds of the record | hash(sender, fields, values) 4 + 12 bytes
     a record, else                                hash(sender, fields, values)                         16 bytes
@@ -45,7 +47,15 @@ CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time i
 SPECIAL = frozenset((b"P", GZIP[:1], ZSTD[:1]))  # how kept messages and compressed bodies begin
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
+STEPS = 10  # of the time in which a content counts: by one of them it may count longer
 FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
+
+
+class Recent(NamedTuple):
+    """A content, and the seconds in which it counts as the same."""
+
+    content: bytes
+    seconds: int
 
 
 class Rule(NamedTuple):
@@ -53,17 +63,24 @@ class Rule(NamedTuple):
 
     seconds: that a key is kept. content: a body without a key is its own, also if its records have keys: so a change of
     the rule makes nothing new of what is younger than it. fields: of a record: two records with the same values are
-    one; (): all fields; None: records have no keys.
+    one; (): all fields; None: records have no keys. key: makes the key of a body of its records, b"" for none;
+    then neither its content nor what its sender gave is one. recent: what makes a body one with those that came shortly
+    before it; None: nothing does.
     """
 
     seconds: int
     content: bool = False
     fields: tuple[str, ...] | None = None
+    key: Callable[[Sequence[Record]], bytes] | None = None
+    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
 
     def body_key(
         self, item: bytes, records: Sequence[Record], rejects: Sequence[Reject], limits: Limits
     ) -> bytes | None:
         """The key of a body; None: it has none. records, rejects: that it was decoded to, all of them."""
+        if self.key is not None:
+            given = self.key(records)
+            return sha256(sent_by(item) + given).digest()[:GIVEN_BYTES] if given else None
         if item[:1] not in SPECIAL:
             return content_key(records, sha256(item)) if self.content and records else None
         if not records and (not rejects or rejects[0].reason.startswith(FORGED)):
@@ -83,6 +100,21 @@ class Rule(NamedTuple):
         if message:
             means += message.start + b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
         return content_key(records, sha256(means + body))
+
+    def recent_keys(self, item: bytes, records: Sequence[Record], received: int) -> list[bytes]:
+        """The keys of a body for each step of the time in which its content counts, that of its arrival first; none if
+        it does not count. received: microseconds since 1970.
+        """
+        recent = self.recent(item, records) if self.recent is not None else None
+        if recent is None:
+            return []
+        step = -(-recent.seconds // STEPS)
+        first = received // (1_000_000 * step)
+        means = sha256(sent_by(item) + recent.content).digest()
+        return [
+            (number * step & 0xFFFFFFFF).to_bytes(4, "big") + sha256(means + b"%d" % number).digest()[:CONTENT_BYTES]
+            for number in range(first, first + -(-recent.seconds // step) + 1)
+        ]
 
 
 def content_key(records: Sequence[Record], digest: Any) -> bytes | None:

@@ -189,11 +189,12 @@ def test_a_route_passes_what_the_gateway_uses_and_what_its_decoder_reads(
 ) -> None:
     route = ROUTES[path]
     encoded = {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"} if "v1/write" in path else {}
+    path = path.replace("{hook}", "a").replace("/*", "/b")
     post(web.port, path, b"x", SENT | OTHERS | encoded)
     lines = gateway.requests[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
     passed = dict(line.split(": ", 1) for line in lines)
-    named = {name: value for name, value in OTHERS.items() if name in (route.fields or ())}
-    address = {} if route.fields is None else {"X-Real-IP": "127.0.0.1"}
+    named = {name: value for name, value in OTHERS.items() if route.keep_head or name in (route.fields or ())}
+    address = {} if route.fields is None and not route.keep_head else {"X-Real-IP": "127.0.0.1"}
     assert passed == {"Host": "localhost", "Content-Length": "1"} | SENT | encoded | named | address
 
 

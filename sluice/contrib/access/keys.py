@@ -9,11 +9,13 @@ nginx reads a copy: of what was checked, whatever becomes of the operator's file
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections import Counter
 from typing import NamedTuple
 
 from sluice import settings
 from sluice.contrib.access.senders import NAMES
+from sluice.http.routes import pattern, varies
 from sluice.parsers import EVERYBODY
 from sluice.routes import load_routes
 from sluice.settings import SettingError, Settings
@@ -24,6 +26,7 @@ NAMED = re.compile(r"([A-Za-z0-9_-]{32,46})((?:\s+(?:name|rate|streams)=[^\s;]+)
 NAME = re.compile(r"[A-Za-z0-9_][\w.@-]{0,62}", re.ASCII)
 # Before a name in a map: a word such as `default` would be nginx's own. Its parser takes one of the two away
 LITERAL = "\\\\"
+ENCODED = 40  # characters of basic authentication that say which key it has: nginx.py has the same number
 HASHED = 64  # characters of a path that fit into a bucket of nginx's hash (map_hash_bucket_size)
 ANYWHERE = "healthz", "readyz", "ready", "ping"  # paths that every key may ask for
 UNLIMITED = 'map $sluice_client $sluice_forbidden { "" 1; }'  # each known key may post to all paths
@@ -89,7 +92,19 @@ def parse(text: str, streams: dict[str, set[str]]) -> Key:
 
 
 def lines_of(known: list[Key]) -> str:
-    return "".join(f"{key.key} {key.name or '-'};\n" for key in known)
+    lines = {key.key: key.name or "-" for key in known}
+    ends = [(end, key) for key in known for end in basic_ends(key.key)]
+    count = Counter(end.lower() for end, _ in ends)  # as nginx's map compares texts
+    lines |= {f'":{end}"': key.name or "-" for end, key in ends if count[end.lower()] == 1}
+    return "".join(f"{text} {name};\n" for text, name in lines.items())
+
+
+def basic_ends(key: str) -> list[str]:
+    """The last ENCODED characters of what basic authentication makes of a key: as the password of a name of any length,
+    which has three forms, or as the name of an empty password.
+    """
+    texts = [f"{name}:{key}" for name in ("", "a", "ab")] + [f"{key}:"]
+    return list(dict.fromkeys(b64encode(text.encode()).decode()[-ENCODED:] for text in texts))
 
 
 def files(s: Settings) -> dict[str, str]:
@@ -128,6 +143,11 @@ def files(s: Settings) -> dict[str, str]:
     }
 
 
+def pattern_of(path: str) -> str:
+    """The pattern of a path as a request has it: with a query behind it, and perhaps slashes too many."""
+    return pattern(path).replace(".*", "[^?]*").replace("[^/]+", "[^/?]+")
+
+
 def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
     """The lines of where a key may not post, an unknown one nowhere.
 
@@ -146,11 +166,10 @@ def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
         f'    "{n} {path}" "";'
         for some, n in sets.items()
         for path in sorted(some or ())
-        if len(path) <= HASHED and paths[path.lower()] == 1
+        if len(path) <= HASHED and paths[path.lower()] == 1 and not varies(path)
     ]
     lines += [
-        f'    "~^{n} /*({"|".join(re.escape(path) for path in sorted(some or ()))})/*(\\?|$)" "";'
-        for some, n in sets.items()
+        f'    "~^{n} /*({"|".join(map(pattern_of, sorted(some or ())))})/*(\\?|$)" "";' for some, n in sets.items()
     ]
     lines += ["}", 'map "$sluice_view$request_uri" $sluice_elsewhere {', "    default 1;"]
     return [*lines, f'    "~^(view|/({"|".join(ANYWHERE)})(\\?|$))" "";', "}"]

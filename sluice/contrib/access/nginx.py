@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from sluice import registry
 from sluice.contrib.access import keys
 from sluice.contrib.access.signature import PublicKey, load_signed
-from sluice.http.routes import Route
+from sluice.http.routes import Route, pattern, varies
 from sluice.parsers import PRIVATE
 from sluice.run.nginx import quoted
 from sluice.settings import SettingError, Settings, secret
@@ -21,9 +21,11 @@ STRANGERS = 64  # concurrent requests of a client of the internet, with INGEST_C
 GUESSES = 100  # requests per second of a client, with INGEST_PASSWORDS and INGEST_CLIENT_RATE=auto
 HSTS = "add_header Strict-Transport-Security max-age=31536000"
 
-# The client's API key, from X-API-Key, from Authorization, as InfluxDB's clients send it, from DD-API-KEY, as Datadog's
-# do, or from X-Amz-Firehose-Access-Key; and the name of its owner ("": the key is unknown). A longer key than 46
-# characters does not fit into a bucket of nginx's hash
+# The client's API key, from X-API-Key, from Authorization, as clients of InfluxDB, Splunk and Elasticsearch send it, from
+# DD-API-KEY, as Datadog's do, from X-Amz-Firehose-Access-Key, or from the query, as InfluxDB 1's and devices do; and the
+# name of its owner ("": the key is unknown). A longer key than 46 characters does not fit into a bucket of nginx's hash.
+# Of basic authentication nginx cannot decode the password, so the file of keys has the end of the encoded text, too,
+# behind a colon, which no key has: 40 characters are 28 or more of the key
 KEYS = """\
 map $http_x_api_key $sluice_key {{
     default $http_x_api_key;
@@ -31,7 +33,17 @@ map $http_x_api_key $sluice_key {{
 }}
 map $http_authorization $sluice_other_key {{
     default $http_dd_api_key$http_x_amz_firehose_access_key;
-    "~^(?:Bearer|Token) +(?<sluice_token>[^ ]+)$" $sluice_token;
+    "" $sluice_field_key;
+    "~^(?i:Bearer|Token|Splunk|ApiKey) +(?<sluice_token>[^ ]+)$" $sluice_token;
+    "~^(?i:Basic) +[^ ]*?(?<sluice_basic>[^ ]{{40}})$" :$sluice_basic;
+}}
+map "$http_dd_api_key$http_x_amz_firehose_access_key" $sluice_field_key {{
+    default $http_dd_api_key$http_x_amz_firehose_access_key;
+    "" $sluice_query_key;
+}}
+map $arg_api_key $sluice_query_key {{
+    default $arg_api_key;
+    "" $arg_p;
 }}
 map $sluice_key $sluice_client {{
     default "";
@@ -122,7 +134,7 @@ add_header Access-Control-Max-Age $sluice_preflight_seconds;
 """
 GIVEN = """\
 # Whether a request has a credential at all
-map "$http_authorization$http_x_api_key$http_dd_api_key$http_x_amz_firehose_access_key" $sluice_given {
+map "$http_authorization$http_x_api_key$http_dd_api_key$http_x_amz_firehose_access_key$arg_api_key" $sluice_given {
     default given;
     "" "";
 }
@@ -211,8 +223,9 @@ def check(s: Settings, known: Mapping[str, Route], streams: Mapping[str, object]
                 "(signed in the module of INGEST_RECORDS)."
             )
     paths = {*known, *(path for reads in registry.hooks("reads") for path in reads(s))}
+    varying = re.compile("|".join(map(pattern, filter(varies, paths))) or "(?!)")
     for path in s.cors:
-        if path.startswith("/") and path not in paths:
+        if path.startswith("/") and path not in paths and not varying.fullmatch(path):
             raise SettingError(f"INGEST_CORS: there is no path {path} to post to or to read.")
 
 

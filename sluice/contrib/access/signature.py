@@ -1,30 +1,35 @@
 """Signatures of webhooks: the schemes, and the check that gateway and worker share. It runs on PyPy.
 
-A signature covers the body and, with two of the schemes, a time and an id; the other header fields are not protected.
-An attacker who records a message can send it again with its signature; TLS prevents the recording.
+A signature covers the body and, with some schemes, a time, an id or the URL; the other header fields are not protected.
+An attacker who records a message can send it again with its signature; TLS prevents the recording. A token signs
+nothing: who knows it may send anything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import re
 import time
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Union
+from urllib.parse import parse_qsl
 
 from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import Rejected, problem
-from sluice.http.request import read, variable
-from sluice.http.routes import Route
-from sluice.settings import SettingError, secret
+from sluice.http.request import MAX_PARAMETERS, read, variable
+from sluice.http.routes import Reply, Route
+from sluice.settings import SettingError, Settings, secret
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
 PRIME = 2**255 - 19  # of edwards25519
 OF_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 # y of the points of small order. If one of them is a public key, anybody can sign for it
 SMALL = frozenset(y % PRIME for y in (0, 1, -1, OF_ORDER_8, -OF_ORDER_8))
+MAX_FIELDS = 1000  # of a form
 MOST_GIVEN = 8  # signatures in a field that are looked at: a sender with several keys makes one with each
 Get = Callable[[str], str]
 
@@ -53,41 +58,146 @@ class PublicKey:
 Key = Union[bytes, PublicKey]  # a secret, or the public key of the sender
 
 
-class Scheme(NamedTuple):
-    """One way to sign: with HMAC-SHA256, or with ed25519.
+class Request(NamedTuple):
+    """What may be signed. get: a header field by its name; "": there is none. target: path and query.
 
-    field: the name of the header field with the signature.
-    key: converts a secret, as the sender displays it, to the key. Raises: ValueError.
-    read: parses the value of that field; `get` returns another one by its name. Returns the bytes that are signed
-        before the body, the signatures, of which one must match, and when it was signed, in seconds since 1970, if that
-        is signed too. Raises: ValueError.
+    base: of the URL as the sender knows it, such as https://a.example; "": it is not known.
     """
 
-    field: str
+    get: Get
+    body: bytes
+    target: str = ""
+    base: str = ""
+
+
+class Given(NamedTuple):
+    """What a request says of its signature.
+
+    signed: what may be signed, of which one must be. signatures: of which one must match. at: when it was signed, in
+    seconds since 1970, if that is signed, too.
+    """
+
+    signed: Sequence[bytes]
+    signatures: Sequence[bytes]
+    at: int | None = None
+
+
+def hmac_sha256(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, "sha256")
+
+
+def hmac_sha1(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, "sha1")
+
+
+def itself(key: bytes, data: bytes) -> bytes:
+    """The "signature" of a token."""
+    return key
+
+
+class Scheme(NamedTuple):
+    """One way to sign, or to show a token.
+
+    fields: the names of the header fields that may have the signature; the first that is there has. ?NAME is a
+        parameter of the query.
+    key: converts a secret, as the sender displays it, to the key. Raises: ValueError.
+    read: parses the value of that field. Raises: ValueError.
+    sign: makes the signature of data. needs_body: without a body nothing is signed. more: other fields that are read.
+    """
+
+    fields: tuple[str, ...]
     key: Callable[[str], Key]
-    read: Callable[[str, Get], tuple[bytes, list[bytes], int | None]]
+    read: Callable[[str, Request], Given]
+    sign: Callable[[bytes, bytes], bytes] = hmac_sha256
+    needs_body: bool = True
+    more: tuple[str, ...] = ()
+
+    @property
+    def is_token(self) -> bool:
+        return self.sign is itself
 
 
-def github(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
-    """sha256=HEX, over the body (docs.github.com, "Validating webhook deliveries")."""
+def github(value: str, request: Request) -> Given:
+    """sha256=HEX, over the body (docs.github.com, "Validating webhook deliveries"); Meta's, Bitbucket's, too."""
     if not value.startswith("sha256="):
         raise ValueError
-    return b"", [bytes.fromhex(value[7:])], None
+    return Given([request.body], [bytes.fromhex(value[7:])])
 
 
-def stripe(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
+def shopify(value: str, request: Request) -> Given:
+    """BASE64, over the body (shopify.dev, "Deliver webhooks through HTTPS")."""
+    return Given([request.body], [b64decode(value, validate=True)])
+
+
+def encoded(value: str, request: Request) -> Given:
+    """HEX or BASE64 over the body, perhaps behind sha256= or v1=: as Gitea, Linear, Sentry, Typeform, PagerDuty."""
+    found = []
+    for text in value.split(","):
+        text = re.sub("^(?:sha256|v1)=", "", text.strip())
+        found.append(bytes.fromhex(text) if re.fullmatch("[0-9a-fA-F]{64}", text) else b64decode(text, validate=True))
+    return Given([request.body], found)
+
+
+def stripe(value: str, request: Request) -> Given:
     """t=SECONDS,v1=HEX,v1=HEX, over the seconds, a dot and the body (docs.stripe.com, "Verify signatures")."""
     pairs = [part.partition("=") for part in value.split(",")]
     (seconds,) = [number(text) for name, _, text in pairs if name == "t"]
-    return f"{seconds}.".encode(), [bytes.fromhex(text) for name, _, text in pairs if name == "v1"], int(seconds)
+    signatures = [bytes.fromhex(text) for name, _, text in pairs if name == "v1"]
+    return Given([f"{seconds}.".encode() + request.body], signatures, int(seconds))
 
 
-def standard(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
-    """v1,BASE64 v1a,BASE64, over id, seconds and body with dots between them (standardwebhooks.com).
+def slack(field: str, value: str, request: Request) -> Given:
+    """v0=HEX, over v0, the seconds and the body with colons between them (docs.slack.dev, "Verifying requests from
+    Slack"; developers.zoom.us, "Verify webhook events"). field: with the seconds.
+    """
+    if not value.startswith("v0="):
+        raise ValueError
+    seconds = number(request.get(field))
+    return Given([f"v0:{seconds}:".encode() + request.body], [bytes.fromhex(value[3:])], int(seconds))
+
+
+def twilio(value: str, request: Request) -> Given:
+    """BASE64 of HMAC-SHA1, over the URL and, of a form, its fields in the order of their names; else the URL has a hash
+    of the body (twilio.com/docs, "Webhooks Security"). The URL is that of Twilio's settings.
+    """
+    is_form = request.get("Content-Type").lower().startswith("application/x-www-form-urlencoded")
+    fields = b""
+    if request.body and is_form:
+        text = request.body.decode("utf-8", "surrogateescape")
+        pairs = set(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS))
+        fields = "".join(name + sent for name, sent in sorted(pairs)).encode("utf-8", "surrogateescape")
+    elif request.body:
+        hashed = dict(parse_qsl(request.target.partition("?")[2])).get("bodySHA256", "")
+        if not hmac.compare_digest(hashed.encode(), hashlib.sha256(request.body).hexdigest().encode()):
+            raise ValueError
+    host = request.get("Host")
+    ports = ("", ":443"), ("", ":80")
+    bases = [f"{kind}://{host}{port}" for kind, some in zip(("https", "http"), ports) for port in some]
+    urls = [request.base] if request.base else bases
+    return Given([(url + request.target).encode("latin-1") + fields for url in urls], [b64decode(value, validate=True)])
+
+
+def token(value: str, request: Request) -> Given:
+    """The secret itself, perhaps behind Bearer, Token or another such word."""
+    return Given([b""], [re.sub("^(?:Bearer|Token|ApiKey|Splunk|GoogleLogin auth=) *", "", value).encode("latin-1")])
+
+
+def basic(value: str, request: Request) -> Given:
+    """NAME:PASSWORD (RFC 7617)."""
+    kind, _, text = value.partition(" ")
+    if kind.lower() != "basic":
+        raise ValueError
+    return Given([b""], [b64decode(text.strip(), validate=True)])
+
+
+def standard(value: str, request: Request) -> Given:
+    """v1,BASE64 v1a,BASE64, over id, seconds and body with dots between them (standardwebhooks.com). Svix has other
+    names of the same fields.
 
     v1 is an HMAC of 32 bytes, v1a a signature of ed25519 of 64, so neither can pass for the other.
     """
-    name, seconds = get("webhook-id"), number(get("webhook-timestamp"))
+    prefix = "webhook" if request.get("webhook-signature") else "svix"
+    name, seconds = request.get(f"{prefix}-id"), number(request.get(f"{prefix}-timestamp"))
     if "." in name:
         raise ValueError
     given = []
@@ -95,7 +205,7 @@ def standard(value: str, get: Get) -> tuple[bytes, list[bytes], int | None]:
         if version in ("v1", "v1a"):
             with contextlib.suppress(ValueError):  # others may be valid
                 given.append(b64decode(text))
-    return f"{name}.{seconds}.".encode(), given, int(seconds)
+    return Given([f"{name}.{seconds}.".encode() + request.body], given, int(seconds))
 
 
 def number(text: str) -> str:
@@ -115,13 +225,26 @@ def standard_key(text: str) -> Key:
     return raw
 
 
+SLACK, ZOOM = "X-Slack-Request-Timestamp", "x-zm-request-timestamp"
+STANDARD = ("webhook-signature", "svix-signature"), ("webhook-id", "webhook-timestamp", "svix-id", "svix-timestamp")
 SCHEMES = {
-    "github": Scheme("X-Hub-Signature-256", str.encode, github),
-    "stripe": Scheme("Stripe-Signature", str.encode, stripe),
-    "standard": Scheme("webhook-signature", standard_key, standard),
+    "github": Scheme(("X-Hub-Signature-256",), str.encode, github),
+    "stripe": Scheme(("Stripe-Signature",), str.encode, stripe),
+    "standard": Scheme(STANDARD[0], standard_key, standard, more=STANDARD[1]),
+    "shopify": Scheme(("X-Shopify-Hmac-Sha256",), str.encode, shopify),
+    "slack": Scheme(("X-Slack-Signature",), str.encode, partial(slack, SLACK), more=(SLACK,)),
+    "zoom": Scheme(("x-zm-signature",), str.encode, partial(slack, ZOOM), more=(ZOOM,)),
+    "twilio": Scheme(("X-Twilio-Signature",), str.encode, twilio, hmac_sha1, False),
+    "gitlab": Scheme(("X-Gitlab-Token",), str.encode, token, itself, False),
+    "token": Scheme(("Authorization",), str.encode, token, itself, False),
+    "basic": Scheme(("Authorization",), str.encode, basic, itself, False),
+    "hmac": Scheme(("X-Signature",), str.encode, encoded),
 }
 
-FIELDS = ("webhook-id", "webhook-timestamp", *(scheme.field for scheme in SCHEMES.values()))
+
+def fields_of(scheme: Scheme) -> tuple[str, ...]:
+    """The header fields that a scheme reads."""
+    return *(name for name in scheme.fields if not name.startswith("?")), *scheme.more
 
 
 class Wrong(Exception):
@@ -131,8 +254,9 @@ class Wrong(Exception):
 def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
     """A scheme, and the keys in a file with one per line. where: what has the secret. Raises: SettingError."""
     scheme = SCHEMES.get(name)
-    if scheme is None:
-        raise SettingError(f"{where}: {name!r} is no scheme: expected {', '.join(SCHEMES)}.")
+    if scheme is None or scheme.is_token:  # which a kept head would have
+        signing = (name for name, scheme in SCHEMES.items() if not scheme.is_token)
+        raise SettingError(f"{where}: {name!r} is no scheme that signs: expected {', '.join(signing)}.")
     try:
         keys = [scheme.key(line) for line in map(str.strip, secret(where, file).splitlines()) if line]
     except ImportError:
@@ -146,29 +270,40 @@ def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
     return scheme, keys
 
 
-def check(scheme: Scheme, keys: list[Key], get: Get, body: bytes, now: float | None = None) -> None:
-    """Check that a body is signed with one of the keys. now: Unix time, if the age counts. Raises: Wrong."""
-    if not body:  # the decoder would use the unsigned query string
+def check(scheme: Scheme, keys: Sequence[Key], request: Request, now: float | None = None) -> None:
+    """Check that a request is signed with one of the keys. now: Unix time, if the age counts. Raises: Wrong."""
+    if scheme.needs_body and not request.body:  # the decoder would use the unsigned query string
         raise Wrong("signature: only a body can be signed")
-    value = get(scheme.field)
+    field = next((name for name in scheme.fields if value_of(name, request)), scheme.fields[0])
+    value = value_of(field, request)
     if not value:
-        raise Wrong(f"signature: {scheme.field} is missing")
+        raise Wrong(f"signature: {field} is missing")
     try:
-        before, given, signed_at = scheme.read(value, get)
+        given = scheme.read(value, request)
     except ValueError:
-        raise Wrong(f"signature: {scheme.field} is not understood") from None
-    if now is not None and signed_at is not None and abs(now - signed_at) > MAX_AGE_SECONDS:
+        raise Wrong(f"signature: {field} is not understood") from None
+    if now is not None and given.at is not None and abs(now - given.at) > MAX_AGE_SECONDS:
         raise Wrong("signature: older than five minutes")
-    if not any(has_made(key, given[:MOST_GIVEN], before + body) for key in keys):
+    if not any(has_made(scheme, key, given.signatures[:MOST_GIVEN], data) for key in keys for data in given.signed):
         raise Wrong("signature: wrong")
 
 
-def has_made(key: Key, given: list[bytes], data: bytes) -> bool:
+def value_of(field: str, request: Request) -> str:
+    """The value of a header field, or of a parameter ?NAME; "": there is none."""
+    if not field.startswith("?"):
+        return request.get(field)
+    try:
+        return dict(parse_qsl(request.target.partition("?")[2], max_num_fields=MAX_PARAMETERS)).get(field[1:], "")
+    except ValueError:
+        return ""
+
+
+def has_made(scheme: Scheme, key: Key, signatures: Sequence[bytes], data: bytes) -> bool:
     """Whether one of the given signatures is that of a key."""
     if isinstance(key, PublicKey):
-        return any(key.has_made(sent, data) for sent in given if len(sent) == 64)
-    valid = hmac.digest(key, data, "sha256")
-    return any(hmac.compare_digest(sent, valid) for sent in given)
+        return any(key.has_made(sent, data) for sent in signatures if len(sent) == 64)
+    valid = scheme.sign(key, data)
+    return any(hmac.compare_digest(sent, valid) for sent in signatures)
 
 
 def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[Scheme, list[Key]]]:
@@ -181,12 +316,12 @@ def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[Scheme, list[Key
     return found
 
 
-def extend(routes: Mapping[str, Route], endpoints: Endpoints) -> None:
+def extend(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
     """Let the gateway check the bodies of routes with `signed`. Raises: SettingError."""
     for path, (scheme, keys) in load_signed(routes).items():
         endpoint = endpoints.plain[path]
         endpoint.read = reading(scheme, keys)
-        endpoint.kept += map(kept_field, FIELDS)
+        endpoint.kept += map(kept_field, fields_of(scheme))
 
 
 def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], Endpoint], bytes]:
@@ -198,10 +333,20 @@ def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], Endpoi
 
         item = read(environ, endpoint)
         try:
-            check(scheme, keys, get, item.partition(b"\r\n\r\n")[2], time.time())
+            check(scheme, keys, Request(get, item.partition(b"\r\n\r\n")[2], target_of(environ)), time.time())
         except Wrong as wrong:
-            detail = f"S{str(wrong)[1:]}; the request had no effect."
-            raise Rejected(problem("401 Unauthorized", detail, ("WWW-Authenticate", "Webhook"))) from None
+            raise Rejected(unauthorized(wrong)) from None
         return item
 
     return signed_read
+
+
+def target_of(environ: Mapping[str, Any]) -> str:
+    """Path and query of a request, as they were sent."""
+    return str(environ.get("RAW_URI") or environ["PATH_INFO"])
+
+
+def unauthorized(wrong: Wrong) -> Reply:
+    """The 401 of a request without a valid signature."""
+    detail = f"S{str(wrong)[1:]}; the request had no effect."
+    return problem("401 Unauthorized", detail, ("WWW-Authenticate", "Webhook"))

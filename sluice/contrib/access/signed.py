@@ -5,7 +5,7 @@ A signature's age is not checked here: the message may have waited on the list.
 
 from __future__ import annotations
 
-from sluice.contrib.access.signature import Wrong, check, load
+from sluice.contrib.access.signature import Request, Wrong, check, load
 from sluice.streams.message import parse
 from sluice.streams.record import Decoded, Invalid, Limits, Reject
 from sluice.streams.registry import Stream
@@ -18,7 +18,7 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
 
     secrets: the path of a file with one secret, or public key (whpk_…), per line; the old and the new one while it is
         replaced.
-    scheme: github, stripe or standard (standardwebhooks.com).
+    scheme: one of `signature.SCHEMES`, such as github, stripe or standard (standardwebhooks.com).
     Raises: SettingError if the scheme is unknown, the file has no valid secret, or a library is not installed.
     """
     rules, known = load(f"the secret of the stream {stream.name!r}", scheme, secrets)
@@ -28,7 +28,8 @@ def signed(stream: Stream, secrets: str, scheme: str) -> Stream:
             message = parse(item)
             if message is None:
                 raise Wrong("signature: there is no head; the route needs keep_head=True")
-            check(rules, known, message.field, message.body)
+            target = message.start.split()[1].decode("latin-1")
+            check(rules, known, Request(message.field, message.body, target))
         except (Invalid, Wrong) as error:
             return Decoded((), (Reject(item, str(error), True),))
         return stream.decode(item, limits)

@@ -17,13 +17,14 @@ from sluice.contrib.formats import written
 from sluice.http.endpoints import Endpoints
 from sluice.http.routes import JSON, Reply, Route, reply
 from sluice.routes import ROUTES
+from sluice.settings import Settings
 
 DELIVERED = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"
 FIREHOSE, REMOTE_WRITE = "/firehose", "/api/v1/write"  # of the latter, a user's route may have a prefix
 ORIGIN = re.compile(r"[\w.*-]{1,255}", re.ASCII)  # the name of a system in the DNS, or *
 
 
-def extend(routes: Mapping[str, Route], endpoints: Endpoints) -> None:
+def extend(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
     """Give the endpoints these answers."""
     for endpoint in endpoints:
         endpoint.methods["OPTIONS"] = permit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import os
@@ -50,6 +51,10 @@ FAST = problem(
 )
 
 
+def basic(name: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
+
+
 def rejected_unread(web: Server, *fields: str) -> int:
     """Send only the head of a request; returns the status."""
     with connect(web.port) as connection:
@@ -62,7 +67,10 @@ def rejected_unread(web: Server, *fields: str) -> int:
     "field",
     [
         f"X-API-Key: {KEY}", f"X-API-Key: {OTHER}", f"DD-API-KEY: {KEY}", f"X-Amz-Firehose-Access-Key: {KEY}",
-        f"Authorization: Bearer {KEY}", f"Authorization: Token {KEY}",
+        f"Authorization: Bearer {KEY}", f"Authorization: Token {KEY}", f"Authorization: Splunk {OTHER}",
+        f"Authorization: ApiKey {KEY}", f"Authorization: {basic('elastic', OTHER)}",
+        *(f"Authorization: {basic(user, KEY)}" for user in ("", "x", "me", "grafana-1")),
+        f"Authorization: {basic(KEY, '')}",
     ],
 )  # fmt: skip
 def test_a_client_with_a_key_is_accepted_and_the_gateway_does_not_see_the_key(field: str, tmp: Path) -> None:
@@ -76,6 +84,8 @@ def test_a_client_with_a_key_is_accepted_and_the_gateway_does_not_see_the_key(fi
     [
         "X-Other: 1", "X-API-Key:", f"X-API-Key: {KEY[:-1]}", f"X-API-Key: {KEY}0", "X-API-Key: telegraf",
         "X-API-Key: default", f"Authorization: {KEY}", f"Authorization: Bearer {KEY} x", f"Cookie: X-API-Key={KEY}",
+        f"Authorization: {basic('x', KEY[:-1])}", f"Authorization: {basic('x', KEY + '0')}", "Authorization: Basic x",
+        f"Authorization: {basic('x', 'telegraf')}", f"Authorization: Digest {KEY}",
     ],
 )  # fmt: skip
 def test_a_client_without_a_key_is_rejected_before_its_body_is_read(field: str, tmp: Path) -> None:
@@ -86,6 +96,16 @@ def test_a_client_without_a_key_is_rejected_before_its_body_is_read(field: str, 
         assert headers["www-authenticate"] == ['Bearer realm="Sluice"']
         assert rejected_unread(web, field) == 401
         assert gateway.requests == []
+
+
+@pytest.mark.parametrize("query", [f"api_key={KEY}", f"a=1&api_key={OTHER}&b=2", f"db=x&u=me&p={KEY}"])
+def test_a_key_in_the_query_is_a_key(query: str, tmp: Path) -> None:
+    with front(INGEST_API_KEYS=keys(tmp)) as (web, gateway):
+        wrong = query.replace(KEY, KEY[:-1]).replace(OTHER, OTHER[:-1])
+        assert curl("-d", "x", f"localhost:{web.port}/votes?{query}")[0] == 200
+        assert curl("-d", "x", f"localhost:{web.port}/votes?{wrong}")[0] == 401
+        assert curl("-d", "x", "-H", "X-API-Key: wrong", f"localhost:{web.port}/votes?{query}")[0] == 401
+        assert len(gateway.requests) == 1
 
 
 def test_no_path_takes_a_request_without_a_key(tmp: Path) -> None:

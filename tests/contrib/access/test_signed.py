@@ -15,7 +15,7 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
 from sluice import settings
-from sluice.contrib.access.signature import PRIME, SCHEMES, SMALL, PublicKey, check
+from sluice.contrib.access.signature import PRIME, SCHEMES, SMALL, PublicKey, Request, check
 from sluice.run.up import check_modules
 from sluice.streams.message import parse
 
@@ -235,7 +235,7 @@ def test_at_the_door_a_wrong_or_an_old_signature_gets_401_and_stores_nothing(
 def verify(item: bytes, scheme: str, secret: str) -> None:
     message = parse(item)
     assert message
-    check(SCHEMES[scheme], [SCHEMES[scheme].key(secret)], message.field, message.body)
+    check(SCHEMES[scheme], [SCHEMES[scheme].key(secret)], Request(message.field, message.body))
 
 
 def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
@@ -258,7 +258,7 @@ def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
         ("whsec_", "standard", "has no line with a secret of standard"),  # anybody could sign with it
         ("whpk_AAAA", "standard", "has no line with a secret of standard"),
         (f"whpk_{'A' * 43}=", "standard", "the public key has a small order"),
-        ("x", "gitlab", "'gitlab' is no scheme: expected github, stripe, standard"),
+        ("x", "gitea", "'gitea' is no scheme that signs: expected github, stripe, standard, shopify"),
     ],
 )  # fmt: skip
 def test_an_invalid_secret_stops_the_start_with_one_line(

@@ -1,0 +1,169 @@
+"""What the gateway does at /hooks/NAME: looks up the line of the name, answers challenges, checks the signature, and
+makes the item: the request line, the header fields that are worth keeping, and the body. It runs on PyPy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sluice.contrib.hooks import challenges
+from sluice.contrib.hooks.config import Hook, Hooks, load
+from sluice.contrib.hooks.fields import is_kept, without_secrets
+from sluice.contrib.hooks.register import PATH
+from sluice.http.endpoints import Endpoint, Endpoints, kept_field
+from sluice.http.replies import NOT_FOUND, Rejected, too_large
+from sluice.http.request import BODY_ONLY, KEY_AND_BODY, examine, read_body, real_path, without_slashes
+from sluice.http.routes import OK, Reply, Route, reply
+from sluice.settings import Settings
+
+MOST_HEADS = 1024  # that are kept, and names of fields
+SENDER = b"Sluice-Sender"  # nginx sets it
+METHODS = ("Allow", "GET, HEAD, OPTIONS, POST, PUT")
+NAMES = "HTTP_CONTENT_ENCODING", "CONTENT_TYPE"  # what `examine` looks at, but for keys: a hook's are no field's alone
+PROBED = reply("200 OK", b"", "application/json", METHODS)
+
+fastly_services: list[str] = []  # of Fastly that may send here; none: its challenge is not answered
+
+
+def extend(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
+    """Let the endpoint of hooks do what the file says. Raises: SettingError."""
+    hooks = load(s)
+    fastly_services[:] = [hook.verify or "*" for hook in hooks.named.values() if "fastly" in hook.challenges]
+    if s.hooks is None:
+        fastly_services.append("*")
+    for endpoint in endpoints:
+        if endpoint.stream == "hooks" and endpoint.path == PATH:
+            HookReader(hooks, endpoint)
+
+
+def answer_fastly(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
+    """The challenge of Fastly, which asks before it sends logs (fastly.com/documentation, "HTTPS")."""
+    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        return None
+    return challenges.fastly(fastly_services) if fastly_services else NOT_FOUND
+
+
+class HookReader:
+    """Makes items of the requests at the endpoint of hooks."""
+
+    def __init__(self, hooks: Hooks, endpoint: Endpoint) -> None:
+        self.hooks = hooks
+        self.most = endpoint.max_body  # where no line says more
+        self.known: dict[str, tuple[Hook, bytes]] = {}  # by path: its hook, and how the line of an item begins
+        self.heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the hook
+        self.fields: dict[bytes, bool] = {}  # whether a field of this name is kept
+        self.permit = endpoint.methods.get("OPTIONS")
+        endpoint.read = self.read
+        if any(hook.answer for hook in (*hooks.named.values(), hooks.others)):
+            endpoint.answer = self.answer
+        endpoint.methods |= {"OPTIONS": self.options, "HEAD": self.head}
+        endpoint.kept += [(name, "") for name in challenges.FIELDS]
+        for hook in hooks.named.values():
+            if hook.scheme is not None:
+                from sluice.contrib.access.signature import fields_of
+
+                endpoint.kept += map(kept_field, fields_of(hook.scheme))
+
+    def find(self, environ: dict[str, Any]) -> tuple[Hook, bytes]:
+        """The entry of a path."""
+        path = environ["PATH_INFO"]
+        found = self.hooks.find(without_slashes(path).split("/", 3)[2]), f"POST {real_path(environ)}".encode()
+        if len(self.known) < MOST_HEADS:
+            self.known[path] = found
+        return found
+
+    def read(self, environ: dict[str, Any], endpoint: Endpoint) -> bytes:
+        """The item. Raises: Rejected, also with the answer to a challenge or a probe."""
+        hook, begin = self.known.get(environ["PATH_INFO"]) or self.find(environ)
+        if hook.refused:
+            raise Rejected(NOT_FOUND)
+        plain, most = environ.get("fastlane.plain"), hook.size or self.most
+        if plain is BODY_ONLY or plain is KEY_AND_BODY:
+            body: bytes = environ["wsgi.input"].read()
+            if len(body) > most:
+                raise Rejected(too_large(most))
+        else:
+            examine({name: environ[name] for name in NAMES if name in environ}, True)
+            body = read_body(environ, most)
+        query = environ.get("QUERY_STRING", "")
+        if not body or query or challenges.HOOK_SECRET in environ:
+            asked = challenges.ask(hook, environ, query)
+            if asked is None and not body and not query and environ["REQUEST_METHOD"] == "GET":
+                asked = hook.answer or OK  # somebody looks whether there is anything
+            if asked is not None:
+                raise Rejected(asked)
+        if hook.scheme is not None:
+            check_signature(hook, environ, body)
+        if (b"challenge" in body or b"alidation" in body or hook.asks_in_any_body) and hook.challenges:
+            replied = challenges.answer(hook, environ, body)
+            if replied is not None:
+                raise Rejected(replied)
+        received: bytes | None = environ.get("fastlane.head")
+        if received is None:
+            return self.made(environ, hook, begin, lines_of(environ)) + body
+        kept = self.heads.get(received)
+        if kept is None:
+            kept = self.made(environ, hook, begin, received.split(b"\r\n")[1:-2])
+            if len(self.heads) >= MOST_HEADS:
+                self.heads.clear()
+            self.heads[received] = kept
+        return kept + body
+
+    def answer(self, environ: dict[str, Any], item: bytes) -> Reply | None:
+        """The answer of a line, in place of the usual one."""
+        hook, _ = self.known.get(environ["PATH_INFO"]) or self.find(environ)
+        return hook.answer
+
+    def options(self, environ: dict[str, Any]) -> Reply:
+        """The answer to OPTIONS: the permission that senders of CloudEvents ask for, or what is taken here."""
+        return (self.permit(environ) if self.permit else None) or PROBED
+
+    def head(self, environ: dict[str, Any]) -> Reply:
+        """The answer to HEAD."""
+        hook, _ = self.known.get(environ["PATH_INFO"]) or self.find(environ)
+        return hook.answer._replace(chunks=()) if hook.answer else PROBED
+
+    def made(self, environ: dict[str, Any], hook: Hook, begin: bytes, lines: list[bytes]) -> bytes:
+        """The head of an item, with those of the lines that are kept."""
+        query, fields = environ.get("QUERY_STRING", ""), self.fields
+        if query and (query := without_secrets(query, hook.parameters)):
+            begin += b"?" + query.encode("latin-1")
+        kept = [begin + b" HTTP/1.1"]
+        for line in lines:
+            name = line[: line.find(b":")]
+            is_wanted = fields.get(name)
+            if is_wanted is None:
+                if len(fields) >= MOST_HEADS:
+                    fields.clear()
+                is_wanted = fields[name] = name == SENDER or is_kept(name.decode("latin-1").lower())
+            if is_wanted and not (hook.places and name.lower() in hook.places):
+                kept.append(line)
+        if hook.within:
+            kept.append(b"Sluice-Within: %d" % hook.within)
+        return b"\r\n".join((*kept, b"", b""))
+
+
+def lines_of(environ: dict[str, Any]) -> list[bytes]:
+    """The lines of a head that the server does not tell."""
+    named = {
+        name.removeprefix("HTTP_").replace("_", "-").title(): value
+        for name, value in environ.items()
+        if (name.startswith("HTTP_") or name == "CONTENT_TYPE") and value
+    }
+    return [f"{name}: {value}".encode("latin-1") for name, value in named.items()]
+
+
+def check_signature(hook: Hook, environ: dict[str, Any], body: bytes) -> None:
+    """Raises: Rejected if the request has no valid signature."""
+    from sluice.contrib.access.signature import Request, Wrong, check, target_of, unauthorized
+    from sluice.http.request import variable
+
+    def get(name: str) -> str:
+        return str(environ.get(variable(name), ""))
+
+    try:
+        check(hook.scheme, hook.keys, Request(get, body, target_of(environ), hook.url), time.time())
+    except Wrong as wrong:
+        raise Rejected(unauthorized(wrong)) from None

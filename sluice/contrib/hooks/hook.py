@@ -1,0 +1,301 @@
+"""The stream `hooks`: a request at /hooks/NAME is one row, whatever its body is.
+
+    POST /hooks/github HTTP/1.1                    hook   github
+    X-GitHub-Event: push                           event  push
+    X-GitHub-Delivery: 72d3162e-…                  id     72d3162e-…
+    Content-Type: application/json                 head   {"x-github-event": "push", …}
+                                                   body   {"ref":"refs/heads/main", …}
+    {"ref":"refs/heads/main", …}
+
+The body is stored as it was sent, unpacked. Nothing of it is checked, so nothing of it can be invalid: what is no text
+is `raw`. `event`, `id` and `time` are looked for where webhooks have them, and are missing if they are not there. What
+is looked for in a body is a member of the object, or of the only object of an array; of a form, a field.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from sluice.contrib.hooks.fields import is_kept, without_secrets
+from sluice.http.request import FORM, idempotency_key
+from sluice.streams import body as bodies
+from sluice.streams import multipart
+from sluice.streams.decoder import one_line
+from sluice.streams.encoding import inflated
+from sluice.streams.message import Message, parse
+from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
+from sluice.streams.registry import Stream
+from sluice.streams.times import nanoseconds_of
+from sluice.streams.unique import Recent
+
+MOST_INFLATED = 25 << 20  # bytes of a body: as many as GitHub sends
+MOST_TEXT = 500  # characters of an event or an id
+YEAR_2000 = 946_684_800 * 10**9  # an earlier time is no time: a duration, or a clock that was not set
+
+# The header fields that name an event, each from its sender's documentation: GitHub, GitLab, Gitea, Forgejo, Gogs,
+# Bitbucket, Shopify, WooCommerce, Sentry, Linear, SNS, CloudEvents, Twitch, Discourse, Buildkite,
+# CircleCI, Netlify, Lemon Squeezy, Kick, Plaid's and others' own
+EVENT_FIELDS = (
+    "x-github-event", "x-gitlab-event", "x-gitea-event", "x-forgejo-event", "x-gogs-event", "x-event-key",
+    "x-shopify-topic", "x-wc-webhook-topic", "sentry-hook-resource", "linear-event", "x-amz-sns-message-type",
+    "ce-type", "twitch-eventsub-subscription-type", "x-discourse-event", "x-buildkite-event",
+    "circleci-event-type", "x-netlify-event", "x-event-name", "kick-event-type", "x-event-type",
+    "x-event",
+)  # fmt: skip
+EVENT_FIELD = re.compile(r"x-[a-z0-9-]*(?:event|topic)(?:-(?:type|name|key))?")  # of any other sender
+# The members that do, in the order in which they are tried
+EVENT_MEMBERS = (
+    "type", "event", "event_type", "eventType", "event_name", "eventName", "webhookEvent", "object_kind", "eventtype",
+    "Type", "Event", "EventType", "detail-type", "notification_type", "notificationType", "alert_type", "RecordType",
+    "MessageType", "messageType", "message_type", "topic", "trigger", "action", "kind", "MessageStatus", "CallStatus",
+    "SmsStatus", "webhook_event", "subscriptionType", "status", "object",
+)  # fmt: skip
+# The members in which the event is, if it is not beside them: Mailgun, PagerDuty, forms with JSON
+INNER = "event-data", "event", "payload", "data"
+GITLAB = "x-gitlab-event-uuid"
+# The header fields with the id of a delivery, which is the same when it is sent again, each from its sender's
+# documentation. A field that some use for the id of a subscription or of a thing is none of them
+ID_FIELDS = (
+    "webhook-id", "svix-id", "x-github-delivery", "x-gitea-delivery", "x-forgejo-delivery", "x-gogs-delivery",
+    "x-shopify-webhook-id", "i-twilio-idempotency-token", GITLAB, "x-amz-sns-message-id", "x-wc-webhook-delivery-id",
+    "linear-delivery", "x-request-uuid", "x-atlassian-webhook-identifier", "twitch-eventsub-message-id",
+    "kick-event-message-id", "x-amz-firehose-request-id", "x-todoist-delivery-id", "paypal-transmission-id", "ce-id",
+)  # fmt: skip
+ID_FIELD = re.compile(r"x-[a-z0-9-]+-delivery(?:-id)?")  # of any other sender
+# The members that have it, of objects that have others: CloudEvents; Slack; SNS; Square; Typeform; Paddle; Telegram;
+# Event Grid; EventBridge; Discord; Mailgun; PagerDuty; Pub/Sub. Any `id` may be that of a thing, which has many events
+ID_MEMBERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("specversion", "source"), ("id",)),
+    (("api_app_id",), ("event_id",)),
+    (("TopicArn",), ("MessageId",)),
+    (("merchant_id",), ("event_id",)),
+    (("form_response",), ("event_id",)),
+    (("notification_id", "occurred_at"), ("event_id",)),
+    (("update_id",), ("update_id",)),
+    (("eventType", "eventTime", "subject"), ("id",)),
+    (("detail-type", "source"), ("id",)),
+    (("application_id", "token"), ("id",)),
+    (("event-data", "signature"), ("event-data", "id")),
+    (("event",), ("event", "id")),
+    (("subscription", "message"), ("message", "messageId")),
+)
+TIME_FIELDS = "ce-time", "webhook-timestamp", "svix-timestamp", "x-slack-request-timestamp", "x-timestamp"
+TIME_MEMBERS = (
+    "time", "ts", "timestamp", "created_at", "createdAt", "created", "occurred_at", "event_time", "eventTime",
+    "triggered_at", "received_at", "Timestamp", "event_ts", "webhookTimestamp", "sentAt", "date",
+)  # fmt: skip
+
+read_object: Callable[[bytes], dict[str, Any]] = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+read_text: Callable[[Any], str] = msgspec.json.Decoder(str).decode
+read_scalar: Callable[[Any], Any] = msgspec.json.Decoder(str | int | float).decode
+WITHIN = b"\r\nSluice-Within: "
+NAME = re.compile(r"/hooks/([^/]+)(?:/(.*))?$")
+
+
+class Hook(Record, kw_only=True, gc=False):
+    """One webhook.
+
+    hook: the name in its path. path: what stands behind the name. id: of the delivery. query: without credentials.
+    head: the header fields that are worth keeping, in lower case. body: as it was sent, if it is a text. raw: else, in
+    base64.
+    """
+
+    hook: str
+    path: str = ""
+    event: str | None = None
+    id: str | None = None
+    query: str | None = None
+    head: dict[str, str] = {}
+    body: str | None = None
+    raw: str | None = None
+
+
+def decode(item: bytes, limits: Limits) -> Decoded:
+    """The row of a request. Never raises."""
+    try:
+        message = parse(item)
+        if message is None:
+            raise Invalid("there is no head; the path names the hook")
+        return Decoded((hook_of(message, limits),))
+    except Exception as error:
+        return Decoded((), (Reject(item, one_line(bodies.reason(error)), True),))
+
+
+def hook_of(message: Message, limits: Limits) -> Hook:
+    """Raises: Invalid if the path has no name, or the body cannot be unpacked."""
+    found = NAME.search(message.path)
+    if not found:
+        raise Invalid("the path has no name of a hook")
+    head = head_of(message.fields)
+    body = message.body
+    if encoding := head.pop("content-encoding", ""):
+        body = inflated(body, encoding, max(limits.inflated, MOST_INFLATED))
+    members = members_of(body, message, limits)
+    query = without_secrets(message.query.decode("latin-1"))
+    text = text_of(body)
+    return Hook(
+        time=time_of(head, members),
+        hook=readable(found[1]),
+        path=readable((found[2] or "").strip("/")),
+        event=event_of(head, members),
+        id=id_of(head, members),
+        query=query or None,
+        head=head,
+        body=text,
+        raw=b64encode(body).decode() if text is None else None,
+    )
+
+
+def readable(text: str) -> str:
+    """A part of a path without its percent encoding."""
+    return unquote(text).replace("\0", "\ufffd") if "%" in text else text
+
+
+def head_of(lines: bytes) -> dict[str, str]:
+    """The header fields that are kept, by their names in lower case."""
+    head: dict[str, str] = {}
+    for line in lines.split(b"\r\n"):
+        name, colon, value = line.partition(b":")
+        key = name.decode("latin-1").lower()
+        if colon and key not in head and is_kept(key):
+            head[key] = value.strip().decode("utf-8", "replace").replace("\0", "\ufffd")
+    return head
+
+
+def text_of(body: bytes) -> str | None:
+    """A body that every database can hold as a text; None: it is none. b"" is none either, and has no `raw`."""
+    if b"\0" in body:
+        return None
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def members_of(body: bytes, message: Message, limits: Limits) -> Mapping[str, Any]:
+    """The members of an object, or of the only one of an array, each as JSON; or the fields of a form; or none."""
+    text = body.removeprefix(bodies.BOM).lstrip()
+    try:
+        if text.startswith(b"["):
+            text = only_element(text, limits)
+        if text.startswith(b"{"):
+            return read_object(text)
+        if boundary := multipart.boundary_of(message):
+            fields: Mapping[str, str] = multipart.split(body, boundary, limits).fields
+        elif message.field("Content-Type").lower().startswith(FORM) or (not body and message.query):
+            fields = bodies.form(body or message.query, limits)
+        else:
+            return {}
+        return {name: msgspec.json.encode(value) for name, value in fields.items()}
+    except Exception:  # it is stored as it is
+        return {}
+
+
+def only_element(array: bytes, limits: Limits) -> bytes:
+    """The element of an array with one; of others b"", as each could have an event of its own."""
+    bodies.check_json(array)
+    first, *others = islice(bodies.elements(array, bodies.Budget(limits)), 2)
+    return b"" if others else first
+
+
+def inner(members: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The members of a member that is an object, or that is a text with one; none if it is something else."""
+    value = bytes(members.get(name, b""))
+    try:
+        if value.startswith(b'"{') or value.startswith(b'"\\u007b'):
+            value = read_text(value).encode()
+        return read_object(value) if value.startswith(b"{") else {}
+    except Exception:
+        return {}
+
+
+def first_text(members: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of these members that is a text and not empty."""
+    for name in names:
+        if name in members and (value := bytes(members[name])).startswith(b'"') and len(value) > 2:
+            try:
+                text = read_text(value)
+            except msgspec.MsgspecError:
+                continue
+            return text[:MOST_TEXT].replace("\0", "\ufffd")
+    return None
+
+
+def event_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
+    for name in (*EVENT_FIELDS, *filter(EVENT_FIELD.fullmatch, head)):
+        if value := head.get(name):
+            return value[:MOST_TEXT]
+    found = first_text(members, EVENT_MEMBERS)
+    return found or next(filter(None, (first_text(inner(members, name), EVENT_MEMBERS) for name in INNER)), None)
+
+
+def id_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
+    """The id of a delivery; None: it has none."""
+    if key := idempotency_key(head.get("idempotency-key", "")):
+        return key
+    for name in (*ID_FIELDS, *filter(ID_FIELD.fullmatch, head)):
+        if given := head.get(name):
+            return given[:MOST_TEXT]
+    if first_text(members, ("object",)) == "event" and (found := first_text(members, ("id",))):  # Stripe
+        return found
+    for needed, (*outer, name) in ID_MEMBERS:
+        if all(each in members for each in needed):
+            inside = inner(members, outer[0]) if outer else members
+            value = scalar(inside.get(name))
+            if isinstance(value, str | int) and value != "":
+                return str(value)[:MOST_TEXT]
+    return None
+
+
+def time_of(head: Mapping[str, str], members: Mapping[str, Any]) -> int | None:
+    """The time of the event, or else of its delivery; None: that of arrival is stored."""
+    sent = (scalar(members[name]) for name in TIME_MEMBERS if name in members)
+    for value in (*sent, *(head[name] for name in TIME_FIELDS if name in head)):
+        time = nanoseconds_of(value)
+        if time is not None and time >= YEAR_2000:
+            return time
+    return None
+
+
+def scalar(value: Any) -> str | int | float | None:
+    """A member that is a text or a number; None: it is none."""
+    try:
+        found: str | int | float = read_scalar(value)
+    except (msgspec.MsgspecError, TypeError):
+        return None
+    return found.replace("\0", "\ufffd") if isinstance(found, str) else found
+
+
+def key_of(records: Sequence[Any]) -> bytes:
+    """What makes two deliveries one: the id that both have, at the same hook; b"": there is none."""
+    if not records or records[0].id is None:
+        return b""
+    hook: Hook = records[0]
+    more = b""
+    if hook.id == hook.head.get("ce-id"):
+        more = hook.head.get("ce-source", "").encode()
+    elif hook.id == hook.head.get(GITLAB):  # an event that a webhook of GitLab has caused has the same
+        more = sha256((hook.body or hook.raw or "").encode()).digest()
+    return f"{hook.hook}\n{hook.id}\n".encode() + more
+
+
+def recent_of(item: bytes, records: Sequence[Any]) -> Recent | None:
+    """What makes two bodies one, if the line of their hook says `by content within`; the gateway has noted it."""
+    at = item.find(WITHIN, 0, item.find(b"\r\n\r\n") + 2)
+    if at < 0 or not records:
+        return None
+    hook: Hook = records[0]
+    seconds = int(item[at + len(WITHIN) : item.index(b"\r\n", at + 2)])
+    means = msgspec.json.encode((hook.hook, hook.path, hook.query, hook.body, hook.raw))
+    return Recent(means, seconds)
+
+
+HOOKS = Stream("hooks", Hook, decode, key=key_of, recent=recent_of)

@@ -1,0 +1,106 @@
+"""What public senders send becomes the row that it must, or gets the answer that it asks for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from contrib_support.hook_requests import SENDERS, Sent
+from sluice import settings
+from sluice.contrib.hooks import gateway
+from sluice.contrib.hooks.hook import Hook, decode, key_of
+from sluice.contrib.hooks.register import PATH
+from sluice.http.endpoints import Endpoint, Endpoints
+from sluice.http.replies import Rejected
+from sluice.routes import ROUTES
+from sluice.streams.record import Limits
+
+Ask = Callable[[Sent], "bytes | Rejected"]
+
+
+def endpoint_of(**given: str) -> Endpoint:
+    """The endpoint of hooks, as a gateway has it."""
+    endpoints = Endpoints({PATH: ROUTES[PATH]}, lambda name: None, 1 << 20, 8 << 20)  # type: ignore[arg-type,return-value]
+    gateway.extend(ROUTES, endpoints, settings.load(given))
+    return endpoints.plain[PATH]
+
+
+def environ_of(sent: Sent) -> dict[str, Any]:
+    """The request as gunicorn makes it."""
+    path, _, query = sent.path.partition("?")
+    body = sent.body.encode() if isinstance(sent.body, str) else sent.body
+    fields = {name.upper().replace("-", "_"): value for name, value in sent.fields.items()}
+    fields.pop("CONTENT_LENGTH", None)
+    return {
+        "REQUEST_METHOD": sent.method, "PATH_INFO": unquote(path, "latin-1"), "QUERY_STRING": query,
+        "RAW_URI": sent.path, "CONTENT_LENGTH": str(len(body)), "wsgi.input": io.BytesIO(body),
+        "HTTP_HOST": "a.example",
+    } | {name if name == "CONTENT_TYPE" else f"HTTP_{name}": value for name, value in fields.items()}  # fmt: skip
+
+
+def row_of(sent: Sent, endpoint: Endpoint) -> Hook:
+    decoded = decode(endpoint.read(environ_of(sent), endpoint), Limits())
+    assert not decoded.rejects
+    (row,) = decoded.records
+    assert isinstance(row, Hook)
+    return row
+
+
+@pytest.mark.parametrize("sent", SENDERS, ids=lambda sent: sent.sender)
+def test_a_request_becomes_its_row_or_gets_its_answer(sent: Sent) -> None:
+    endpoint = endpoint_of()
+    if sent.row is None:
+        with pytest.raises(Rejected) as rejected:
+            endpoint.read(environ_of(sent), endpoint)
+        reply = rejected.value.args[0]
+        assert reply.status == "200 OK" and b"".join(reply.chunks) == sent.answer
+        return
+    row = row_of(sent, endpoint)
+    assert {name: getattr(row, name) for name in sent.row} == sent.row
+    assert (row.body is None) != (row.raw is None)
+    assert row.body is None or "body" in sent.row or row.body == sent.body
+    assert b"s3cret" not in endpoint.read(environ_of(sent), endpoint)
+
+
+def test_a_head_of_the_fast_lane_gives_the_same_row() -> None:
+    endpoint = endpoint_of()
+    for sent in SENDERS:
+        if sent.row is None or sent.method != "POST":
+            continue
+        environ = environ_of(sent)
+        lines = [
+            f"POST {sent.path} HTTP/1.1",
+            "Host: a.example",
+            *(f"{n}: {v}" for n, v in sent.fields.items()),
+            "",
+            "",
+        ]
+        lane = environ | {"fastlane.head": "\r\n".join(lines).encode()}
+        slow, fast = (decode(endpoint.read(e, endpoint), Limits()).records[0] for e in (environ_of(sent), lane))
+        assert slow == fast, sent.sender
+
+
+def test_two_deliveries_with_one_id_have_one_key_at_one_hook_alone() -> None:
+    endpoint = endpoint_of()
+
+    def key(path: str, fields: dict[str, str], body: str = "{}") -> bytes:
+        return key_of([row_of(Sent("", path, fields, body, {}), endpoint)])
+
+    delivery = {"X-GitHub-Delivery": "1"}
+    assert key("/hooks/a", delivery) == key("/hooks/a/b", delivery, "[]") != b""
+    assert key("/hooks/a", delivery) != key("/hooks/b", delivery)
+    assert key("/hooks/a", {}) == b""
+    assert key("/hooks/a", {"ce-id": "1", "ce-source": "/a"}) != key("/hooks/a", {"ce-id": "1", "ce-source": "/b"})
+    # an event that a webhook of GitLab has caused has the UUID of the first one
+    uuid = {"X-Gitlab-Event-UUID": "1"}
+    assert key("/hooks/a", uuid, "{}") == key("/hooks/a", uuid, "{}") != key("/hooks/a", uuid, '{"a":1}')
+
+
+def test_a_field_that_only_the_gateway_writes_is_not_taken_from_a_client() -> None:
+    endpoint = endpoint_of()
+    item = endpoint.read(environ_of(Sent("", "/hooks/a", {"Sluice-Within": "300"}, "{}", {})), endpoint)
+    assert b"Sluice-Within" not in item
