@@ -81,10 +81,10 @@ def answer_method(environ: dict[str, Any], endpoint: Endpoint, start_response: C
     return respond(replies.POST_ONLY, endpoint.path, start_response, method)
 
 
-def plainness(environ: dict[str, Any], has_query: bool) -> str:
+def plainness(environ: dict[str, Any], has_query: bool) -> object:
     """What a head need not be asked; see `request.plainness`."""
     endpoint = ENDPOINTS.find(environ)
-    return request.plainness(environ, has_query, endpoint.keeps_head) if endpoint else ""
+    return request.plainness(environ, has_query, endpoint) if endpoint else ""
 
 
 def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,13 +33,14 @@ from sluice.base import counters, daemon
 from sluice.parsers import DEAD, FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
 from sluice.spool.claim import Claim
-from sluice.spool.contract import AT_ONCE, LEASE_SECONDS, UNHURRIED_SECONDS
+from sluice.spool.contract import AT_ONCE, RENEW_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
-from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet
+from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet, Request
 from sluice.store import bounds
 from sluice.store.chores import Chore
 from sluice.store.decoding import SAMPLE, Group, decode_claim, trace
 from sluice.store.expiry import Expiry, KeyExpiry
+from sluice.store.own import require_file
 from sluice.store.registry import check_store, open_elsewhere, open_store
 from sluice.store.store import Elsewhere, Store, senders
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
@@ -81,13 +82,18 @@ class StreamState:
         self.counts = counts
         self.senders = [make(counts) for make in registry.hooks("senders")]
         self.claim: Claim | None = None
-        self.prefetched: Callable[[], Claim | None] | None = None  # reads the reply to the request for the next claim
+        self.prefetched: Request | None = None  # of the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
         self.error = ""  # of the last attempt to persist a claim
         self.backoff = 0.0  # seconds between two attempts to persist the claim
         self.unfit = "", 0  # epoch and number of the body that needs more of the disk than there is
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
+
+    def held(self) -> list[Claim]:
+        """The claims whose leases are to be kept: the one in progress, and the next one. For another thread."""
+        claim, prefetched = self.claim, self.prefetched
+        return [each for each in (claim, prefetched and prefetched.known()) if each]
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -379,12 +385,12 @@ class Worker:
     def renew(self) -> None:
         """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
-            held = [claim for state in self.states if (claim := state.claim)]
             with contextlib.suppress(Exception):  # the main loop logs it; if a lease ends, another worker claims
+                held = [claim for state in self.states for claim in state.held()]
                 for claim in held:
                     self.outlet.renew(claim)
                 self.outlet.report(held, {state.stream.name: state.error for state in self.states if state.error})
-            time.sleep(LEASE_SECONDS / 4)
+            time.sleep(RENEW_SECONDS)
 
     def release(self) -> None:
         """End the leases of claims that are not stored, so that other workers need not wait for them."""
@@ -439,6 +445,7 @@ def main(arguments: list[str]) -> int:
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
+        require_file(config)
         elsewhere = open_elsewhere(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared, streams, config.keep, elsewhere)

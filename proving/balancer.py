@@ -9,7 +9,8 @@ from pathlib import Path
 
 from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, poll, running
-from sluice.run.configure import program_path, replaced
+from sluice.places import program_path
+from sluice.run.configure import replaced
 
 
 @contextlib.contextmanager

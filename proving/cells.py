@@ -29,7 +29,7 @@ from proving.postgres import Postgres, postgres_server
 from proving.replicated import Node, Replicated, node, redis_text, sentinel_text, url_of
 from proving.site import KEYS, NOT_PASSED, OWN_RECORDS, OWN_ROUTES, Site, Trouble, wait
 from sluice.base import connect
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 
 PORT = 8080  # of each cell
 REDIS, REPLICA, SENTINEL = 6379, 6380, 26379

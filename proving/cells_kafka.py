@@ -144,6 +144,25 @@ class KafkaCells(Cells):
             self.past[stream] = ended
         return f"{stream}, {ended} bodies"
 
+    def raise_partitions(self, stream: str) -> str:
+        """Add a partition to the topic of a stream, under load. Returns: the details. Raises: Trouble."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import NewPartitions
+
+        topic = self.admin.address.topic(stream)
+
+        def count() -> int:
+            return len(self.positions(stream))
+
+        before = wait(count, WHOLE, "the topic", interval=0.1)
+        try:
+            for raised in self.brokers.admin.create_partitions([NewPartitions(topic, before + 1)]).values():
+                raised.result()
+        except KafkaException as error:
+            return f"not done: {error.args[0].name()}"
+        wait(lambda: count() > before, WHOLE, "the new partition", interval=0.1)
+        return f"{stream}, from {before} to {before + 1}"
+
     def cut_log(self, stream: str, records: int) -> str:
         """Kill all brokers, and cut off the end of each partition of a stream. Returns: details. Raises: Trouble."""
         with self.quiet():

@@ -32,7 +32,7 @@ from proving.outages import OUTAGES
 from proving.read import Reads
 from proving.report import KINDS, judged, markdown, without_service
 from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 from sluice.settings import Settings
 
 PROCESSES = 2  # client processes that only post

@@ -68,8 +68,8 @@ def sample() -> Any:
     cell = Sample(cell="", streams=[collections.defaultdict(int)])
     return Sample(
         streams={"": stream}, commit=histogram, commit_bodies=histogram, answered=[], refused=[], without_rows=[],
-        dead_letters=[], senders=[],
-        cells=[cell], views=[Sample(path="", reads={})], processes=[],
+        dead_letters=[], cells=[cell], processes=[],
+        contributed={"senders": [], "views": [Sample(path="", reads={})]},
     )  # fmt: skip
 
 

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import apsw
 
 from sluice import settings
-from sluice.run import configure, launch
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
+from sluice.run import configure, launch, servers
 from sluice.settings import SCRATCH_SOCKET
 
 T = TypeVar("T")
@@ -314,7 +314,7 @@ def nginx(
         for old, new in change:
             text = text.replace(old, new)
         (tmp / "etc" / name).write_text(text)
-    binary = shutil.which("nginx", path=configure.program_path())
+    binary = servers.find("nginx")
     command = [binary, "-p", tmp, "-c", tmp / "etc/nginx.conf"]
     with running(command, tmp / "nginx.out", environment(tmp), signal.SIGQUIT) as process:
         server = Server(process, tmp / "nginx.out", tmp, port=port)

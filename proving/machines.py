@@ -21,7 +21,7 @@ from pathlib import Path
 from proving import harness, relay
 from proving.harness import strike
 from proving.site import Trouble
-from sluice.run.configure import ROOT, program_path
+from sluice.places import ROOT, program_path
 from sluice.run.launch import parent_of
 
 CLONE_NEWNET = 0x40000000  # unshare(2)

@@ -14,7 +14,7 @@ from proving.cells_kafka import KafkaCells
 from proving.clock import NO_COMPILER
 from proving.faults.scene import Fault, Scene
 from proving.site import CRUMBS_DEAD, STREAM, Trouble, wait
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 
 NO_KAFKA = "not done: the lists are in Redis"
 FREEZE = 10.0  # seconds: longer than a lease and a failover
@@ -145,6 +145,11 @@ def voter(cells: Cells, chance: random.Random) -> str:
 @outage("topic-again", "with Kafka, a topic is deleted once its bodies are stored; the next post makes it again")
 def topic_again(cells: Cells, chance: random.Random) -> str:
     return cells.replace_topic(STREAM) if isinstance(cells, KafkaCells) else NO_KAFKA
+
+
+@outage("partitions", "with Kafka, the number of a topic's partitions is raised")
+def partitions(cells: Cells, chance: random.Random) -> str:
+    return cells.raise_partitions(chance.choice(cells.streams)) if isinstance(cells, KafkaCells) else NO_KAFKA
 
 
 @outage("log-cut", "with Kafka, SIGKILL to all brokers; they lose the last bodies, which are stored", named=True)

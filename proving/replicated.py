@@ -14,7 +14,8 @@ from typing import Any
 
 from proving import harness
 from sluice.base import connect
-from sluice.run.configure import ROOT, replaced
+from sluice.places import ROOT
+from sluice.run.configure import replaced
 
 PASSWORD = "change-me"  # noqa: S105  # that of the configurations
 NAME = "sluice"  # of the master, likewise

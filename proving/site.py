@@ -23,9 +23,9 @@ from proving.load import PATIENCE, unverified
 from proving.store import STREAM, Postgres, Sqlite
 from sluice import settings
 from sluice.base import connect
+from sluice.places import ROOT
 from sluice.registry import contributions
 from sluice.run import launch
-from sluice.run.configure import ROOT
 from sluice.run.launch import parent_of
 from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.contract import Keys
@@ -278,7 +278,9 @@ def private(keep: bool, with_views: bool, forward: bool = False) -> Iterator[Sit
             own |= {"INGEST_ROWS": stack.enter_context(engines.running(engine)).url, **engine.env}
         elif rows:
             own["INGEST_ROWS"] = f"parquet://{home}/rows"
-        if not store.startswith("sqlite:///"):
+        if store.startswith("sqlite:///"):
+            own["INGEST_STORE"] = f"sqlite:///{home}/disk/ingest.db"  # as on a disk of its own, which may go and come
+        else:
             own["INGEST_STORE"] = Postgres.within(store, f"drill_{os.getpid()}_{time.time_ns()}")
         receiving = receiver.Program(home / "receiver", harness.free_port()) if forward else None
         if receiving:

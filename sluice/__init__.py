@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sluice.streams.registry import Stream, stream
     from sluice.streams.times import nanoseconds
 
+__version__ = "0.2.0"  # of the package, and the first of CHANGELOG.md
 __all__ = [
     "NO_CONTENT", "OK", "Decoded", "Limits", "Record", "Reject", "Reply", "Route", "Stream", "nanoseconds", "reply",
     "stream",

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.inspector import Inspector, Snapshot
@@ -34,18 +34,79 @@ OTHER_STORE = (
     "their destination; `status` counts these bodies as missing. One that was claimed during the change may be in both"
 )
 STATES = ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
-Figures = dict[str, Any]
 
 
-def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
+class Sums(TypedDict):
+    """Numbers of bodies; None: unknown. oldest_seconds: see `Balance`."""
+
+    accepted: int | None
+    ready: int | None
+    claimed: int | None
+    stored: int | None
+    dead: int | None
+    duplicate: int | None
+    missing: int | None
+    oldest_seconds: float | None
+
+
+class Balance(Sums):
+    """Where the accepted bodies of a stream are: the terms of THE sum. None: unknown. All but these are bodies:
+
+    deleted: rows deleted by age, of all cells
+    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
+    """
+
+    purged: int | None
+    expired: int | None
+    deleted: int | None
+
+
+class StreamBalance(Balance):
+    stream: str
+
+
+class Cell(TypedDict):
+    """A cell that stores in this database. seconds: the age of its figures. late: it should have published others
+    since. shared: another installation publishes under its name.
+    """
+
+    cell: str
+    seconds: float
+    late: bool
+    shared: bool
+    streams: list[StreamBalance]
+
+
+class Shared(TypedDict):
+    """The settings of a cell that others which store in its database must know, by stream.
+
+    keep, unique: seconds; None: for ever. The longest of all cells counts: what is deleted is gone for all of them.
+    rows: the address of the destination.
+    """
+
+    keep: dict[str, int | None]
+    unique: dict[str, int]
+    rows: dict[str, str]
+
+
+class Published(TypedDict):
+    """What a cell publishes. every: seconds until the next figures. epochs: of all streams, by which an installation
+    knows its own figures. shared: not 0 if another one publishes under this name, and then for how many more
+    publications this is said. settings: {} if they are not known.
+    """
+
+    every: float
+    streams: list[StreamBalance]
+    epochs: list[str]
+    shared: int
+    settings: Shared | dict[str, Any]
+
+
+def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Balance:
     """Where the accepted bodies of a stream are: THE sum, whose terms stand in the order of a body's way.
 
     accepted = ready + claimed + stored + dead + duplicate + expired + purged; `missing` is what it leaves, and is 0.
     Below 0, more bodies are counted than were accepted.
-
-    An unknown figure is None. All but these are bodies:
-    deleted: rows deleted by age, of all cells
-    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
     """
     accepted = ready = claimed = stored = dead = duplicate = expired = purged = deleted = oldest = missing = None
     if snapshot:
@@ -72,18 +133,14 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Figures:
 
 def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
-    if snapshot and snapshot.partitions:
-        bodies, ahead, lost = store.stored_in(stream, snapshot.partitions)
+    if snapshot and snapshot.partitions is not None:
+        bodies, ahead, lost = snapshot.partitions.count(store, stream)
         return store.ledger(stream)._replace(bodies=bodies, earlier=lost, ahead=ahead)
     return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 
-def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> Figures:
-    """The settings of a cell that others which store in its database must know, by stream. Raises: Unavailable.
-
-    keep, unique: seconds; None: for ever. The longest of all cells counts: what is deleted is gone for all of them.
-    rows: the address of the destination.
-    """
+def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> Shared:
+    """Raises: Unavailable."""
     return {
         "keep": {name: keep.of(name) for name in (*streams, DEAD)},
         "unique": {name: stream.rule.seconds for name, stream in streams.items() if stream.rule},
@@ -91,11 +148,13 @@ def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> F
     }
 
 
-def sums(cells: Iterable[Figures]) -> Figures:
-    """The sums over the streams of some cells, each as `Observer.cells` gives it; their oldest body."""
+def sums(cells: Iterable[Cell]) -> Sums:
+    """The sums over the streams of some cells; their oldest body."""
     rows = [row for cell in cells for row in cell["streams"]]
-    total: Figures = {state: added(row.get(state, 0) for row in rows) for state in STATES}
-    return total | {"oldest_seconds": max((row["oldest_seconds"] or 0 for row in rows), default=0) or None}
+    figures: list[Mapping[str, Any]] = [*rows]
+    total: dict[str, Any] = {state: added(row.get(state, 0) for row in figures) for state in STATES}
+    total["oldest_seconds"] = max((row["oldest_seconds"] or 0 for row in rows), default=0) or None
+    return cast("Sums", total)
 
 
 def added(figures: Iterable[int | None]) -> int | None:
@@ -105,12 +164,7 @@ def added(figures: Iterable[int | None]) -> int | None:
 
 
 class Publisher:
-    """A worker's part in publishing the figures of its cell: the workers of a cell take turns.
-
-    The figures: `every`, seconds until the next ones; `streams`, a list of stream and the keys of `balance`; `epochs`,
-    those of all streams, by which an installation knows its own figures; `settings`: from the function `shared`;
-    `shared`: not 0 if another one publishes under this name, and then for how many more publications this is said.
-    """
+    """A worker's part in publishing the figures of its cell, as `Published`: the workers of a cell take turns."""
 
     def __init__(
         self,
@@ -119,7 +173,7 @@ class Publisher:
         name: str,
         keep: bool,
         replicas: int = 0,
-        settings: Callable[[], Figures] = dict,
+        settings: Callable[[], Shared | dict[str, Any]] = dict,
         home: Path | None = None,
     ) -> None:
         """name: of the cell. keep: its Redis may be another cell's; then that name counts.
@@ -130,7 +184,8 @@ class Publisher:
         self.inspector = inspector
         self.streams = set(streams)
         self.name, self.keep, self.replicas = name, keep, replicas
-        self.settings, self.known_settings = settings, Figures()
+        self.settings: Callable[[], Shared | dict[str, Any]] = settings
+        self.known_settings: Shared | dict[str, Any] = {}
         self.home, self.named = home, False
         self.due = 0.0  # monotonic
         self.epochs: set[str] | None = None  # that were published last
@@ -160,13 +215,15 @@ class Publisher:
         if known and known.seconds < EVERY_SECONDS / 2 and ours and not last:
             self.due = began + EVERY_SECONDS - known.seconds
             return
-        streams, epochs, confirmed, lists = [], list[Epoch](), True, set[str]()
+        streams, epochs, confirmed, lists = list[StreamBalance](), list[Epoch](), True, set[str]()
         for stream in sorted(self.streams | self.inspector.streams()):
             snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
-            lists |= {past.epoch for past in snapshot.history} | snapshot.partitions.keys()
+            lists |= {past.epoch for past in snapshot.history}
+            if snapshot.partitions:
+                lists |= snapshot.partitions.epochs
             ledger = account(store, stream, snapshot, self.name)
-            streams.append({"stream": stream} | balance(snapshot, ledger))
+            streams.append({"stream": stream, **balance(snapshot, ledger)})
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
                 epochs += registered(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY_SECONDS, COUNT_SHARE * (time.monotonic() - began))
@@ -177,7 +234,7 @@ class Publisher:
         self.shared = SAID if foreign else max(0, said - 1)
         with contextlib.suppress(Unavailable):  # of a destination
             self.known_settings = self.settings()
-        figures = {
+        figures: Published = {
             "every": every, "streams": streams, "epochs": sorted(lists), "shared": self.shared,
             "settings": self.known_settings,
         }  # fmt: skip

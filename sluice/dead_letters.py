@@ -6,9 +6,13 @@ import argparse
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from sluice.base import screen
 from sluice.settings import SettingError
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter
+from sluice.streams.message import after_head
+
+HEAD_BYTES = 40_000  # that the kept head of a body may have: more than nginx takes (large_client_header_buffers)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +64,17 @@ class Letters:
         while part := self.store.letters(f"{among(streams)} AND {self.where}", above, last + 1, number, newest=False):
             yield part
             above = part[-1].id
+
+
+def excerpt(body: bytes, characters: int) -> str:
+    """The start of a body as text, without a stored request head: its URL may contain a password.
+
+    body: its first HEAD_BYTES and four times as many bytes as characters are enough.
+    """
+    shown = after_head(body)
+    if shown is body and body.startswith(b"POST /") and len(body) >= HEAD_BYTES:
+        return "…"  # a head without end
+    return screen.cut(screen.shown(shown[: 4 * characters]), characters)
 
 
 def require_stream(name: str | None, streams: Collection[str]) -> None:

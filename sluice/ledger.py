@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from sluice import registry, settings
-from sluice.account import LATE_INTERVALS, SHARED, STATES, Figures, account, balance, sums
+from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, Cell, account, balance, sums
 from sluice.base import screen
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare
@@ -41,6 +41,132 @@ LISTED = {
 COUNTING_SHARE = 1 / 20  # of the time, for counts in the database: they are slow with millions of batches
 
 
+class StreamRow(Balance, total=False):
+    """Where the bodies of a stream are, and what keeps them from where they should be.
+
+    decoder: whether the stream has one.
+    unpublished: bodies in the database whose rows are not in their destination, of all cells
+    unpublished_seconds: since when; unpublished_reason: the destination, and why
+    error: why a worker of this cell cannot store the stream
+    keys_seconds: see `kept_seconds`; only of `Observer.ledger`
+    """
+
+    decoder: bool
+    unpublished: int | None
+    unpublished_seconds: float | None
+    unpublished_reason: str | None
+    error: str | None
+    keys_seconds: float | None
+
+
+class Histogram(TypedDict):
+    """bounds: upper ones; the last is None. buckets: not cumulative."""
+
+    bounds: list[float | None]
+    buckets: list[int]
+    count: int
+    sum: float
+
+
+class StreamFigures(StreamRow, total=False):
+    """All figures of one stream.
+
+    taken: bodies ever claimed; through: all bodies up to this sequence number are in the database
+    backlog_bytes: memory of the READY and CLAIMED bodies, approximately
+    received_bytes: of all accepted bodies
+    persist, decode: seconds: a claim, a body (one in 16)
+    """
+
+    taken: int | None
+    through: int | None
+    backlog_bytes: int | None
+    open_claims: int | None
+    received_bytes: int | None
+    store_errors: int | None
+    persist: Histogram | None
+    decode: Histogram | None
+
+
+class LedgerReading(TypedDict):
+    """trouble: a line per problem."""
+
+    streams: dict[str, StreamRow]
+    trouble: list[str]
+
+
+class HeldClaim(TypedDict):
+    """A claim that a worker reported; bodies and seconds are None if it is settled by now. first: a sequence number."""
+
+    stream: str
+    first: int
+    bodies: int | None
+    seconds: float | None
+
+
+class ProcessRow(TypedDict):
+    """claims: those that a worker holds."""
+
+    role: str
+    pid: int
+    claims: list[HeldClaim]
+
+
+class Reason(TypedDict):
+    stream: str
+    reason: str
+    letters: int
+
+
+class Memory(TypedDict):
+    """Bytes of Redis: used, and most (maxmemory; 0: no limit)."""
+
+    used: int
+    most: int
+
+
+class Disk(TypedDict):
+    """Bytes of the file system with the data: free, and size."""
+
+    free: int
+    size: int
+
+
+class Reading(TypedDict):
+    """All figures of a moment; an unknown one is None, and `trouble` has the reason.
+
+    time: seconds since 1970. trouble: one line per problem. streams: by name. dead_letters: the most frequent first.
+    ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
+    answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
+    refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
+    commit_bodies: bodies per commit. commit: seconds per commit
+    contributed: those of contributions, by name
+    """
+
+    time: float
+    trouble: list[str]
+    streams: dict[str, StreamFigures]
+    dead_letters: list[Reason] | None
+    ledger_seconds: float | None
+    answered: list[dict[str, Any]]
+    refused: list[dict[str, Any]]
+    without_rows: list[dict[str, Any]]
+    commit_bodies: Histogram | None
+    commit: Histogram | None
+    processes: list[ProcessRow] | None
+    memory: Memory | None
+    cells: list[Cell] | None
+    disk: Disk | None
+    contributed: dict[str, Any]
+
+
+class Counted(TypedDict, total=False):
+    """The database's last answer. at: when it came (monotonic). streams: what of them takes long to count."""
+
+    at: float
+    reasons: list[Reason]
+    streams: dict[str, dict[str, int | None]]
+
+
 class Observer:
     """Reads the figures of a cell, any number of times. Keeps its connections; not thread-safe."""
 
@@ -57,23 +183,23 @@ class Observer:
         self.contributed = {name: registry.load(each)(s) for name, each in registry.declared("figures").items()}
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
         self.store: Store[Any] | None = None
-        self.counted: Figures = {}  # the database's last answer, and when it came (monotonic)
+        self.counted: Counted = {}
         self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
         self.due = 0.0
 
-    def ledger(self) -> Figures:
-        """Only streams: by name, as from `balance`, `decoder`: whether it has one, as from `hindrances`, and
-        `keys_seconds` as from `kept_seconds`; trouble: a line per problem.
-        """
+    def ledger(self) -> LedgerReading:
+        """The streams only."""
         trouble: list[str] = []
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
         # they may be in the second Redis, without which the sums are known all the same
         processes = self.ask_spool(self.spool.processes, trouble) or [] if not trouble else []
         names = sorted(self.names | snapshots.keys())
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
-        rows = {
-            name: balance(snapshots.get(name), ledgers.get(name)) | {"decoder": name in self.streams} for name in names
-        }
+        rows: dict[str, StreamRow] = {}
+        for name in names:
+            row = cast("StreamRow", balance(snapshots.get(name), ledgers.get(name)))
+            row["decoder"] = name in self.streams
+            rows[name] = row
         trouble += discrepancies(rows)
         self.hindrances(rows, processes, trouble)
         for name, row in rows.items():
@@ -82,16 +208,11 @@ class Observer:
             row["keys_seconds"] = self.ask_store(asked, trouble) or None if asked and self.store else None
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
-                trouble += complaints(cell | {"late": False})  # its own state is shown above
+                trouble += complaints({**cell, "late": False})  # its own state is shown above
         return {"streams": rows, "trouble": trouble}
 
-    def hindrances(self, rows: dict[str, Figures], processes: list[Process], trouble: list[str]) -> None:
-        """Add to the rows of streams what keeps their bodies from where they should be.
-
-        unpublished: bodies in the database whose rows are not in their destination, of all cells
-        unpublished_seconds: since when; unpublished_reason: the destination, and why
-        error: why a worker of this cell cannot store the stream
-        """
+    def hindrances(self, rows: Mapping[str, StreamRow], processes: list[Process], trouble: list[str]) -> None:
+        """Add to the rows of streams what keeps their bodies from where they should be."""
         if any(spare(place) < 0 for place in self.places):
             trouble.append("the disk is almost full: posts get 503, and little is stored, until there is room")
         found = self.ask_store(lambda store: store.unpublished(), trouble) if self.store else None
@@ -101,13 +222,14 @@ class Observer:
         for one in found or ():
             where = f"{one.address}: {one.reason or 'no worker has sent them'}"
             trouble.append(f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {screen.ago(one.seconds)})")
-            if row := rows.get(one.stream, {}):
-                row["unpublished"] += one.bodies
+            if one.stream in rows:
+                row = rows[one.stream]
+                row["unpublished"] = (row["unpublished"] or 0) + one.bodies
                 row["unpublished_seconds"] = max(one.seconds, row["unpublished_seconds"] or 0)
                 row["unpublished_reason"] = "; ".join(filter(None, (row["unpublished_reason"], where)))
         for stream, error in {pair for process in processes for pair in process.errors.items()}:
-            if row := rows.get(stream, {}):
-                row["error"] = error
+            if stream in rows:
+                rows[stream]["error"] = error
         if found is not None:  # else there is one cause for all of them
             trouble += [
                 f"bodies of {name} cannot be stored: {row['error']}"
@@ -115,13 +237,8 @@ class Observer:
                 if row["error"] and not row["unpublished"]
             ]
 
-    def cells(self, trouble: list[str]) -> list[Figures] | None:
-        """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable.
-
-        cell, seconds: the name, and the age of its figures. late: it should have published others since.
-        shared: another installation publishes under this name.
-        streams: a list of stream and the keys of `balance`.
-        """
+    def cells(self, trouble: list[str]) -> list[Cell] | None:
+        """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable."""
         published = self.ask_store(lambda store: store.cells(), trouble)
         if published is None:
             return None
@@ -133,63 +250,41 @@ class Observer:
             for cell, age, known in published
         ]  # fmt: skip
 
-    def look(self) -> Figures:
-        """All figures of this moment; an unknown one is None, and `trouble` has the reason.
-
-        time: seconds since 1970. trouble: one line per problem.
-        streams: by name
-            the keys of `balance` and of `hindrances`; decoder: whether the stream has one
-            taken: bodies ever claimed; through: all bodies up to this sequence number are in the database
-            backlog_bytes: memory of the READY and CLAIMED bodies, approximately
-            open_claims; received_bytes, of all accepted bodies; store_errors
-            persist, decode: histograms of seconds: a claim, a body (one in 16)
-        dead_letters: a list of stream, reason, letters, the most frequent first
-        ledger_seconds: the age of stored, dead, missing and dead_letters, which take long to count
-        answered: a list of route ("" for unknown paths, "nginx" for its own), status, count
-        refused: a list of stream, reason, bodies. without_rows: of stream, kind, messages
-        commit_bodies: a histogram of bodies per commit. commit: one of seconds per commit
-        processes: a list of role, pid, and for a worker its claims: stream, first (sequence number), bodies, seconds
-        memory: bytes of Redis: used, and most (maxmemory; 0: no limit)
-        cells: as from `cells`
-        disk: bytes of the file system with the data: free, and size
-        and the figures of contributions, under their names
-
-        A histogram has bounds (upper; the last is None), buckets (not cumulative), count and sum.
-        """
-        reading: Figures = {"time": time.time(), "trouble": []}
-        snapshots = self.ask_spool(self.snapshots, reading["trouble"]) or {}
+    def look(self) -> Reading:
+        """All figures of this moment."""
+        trouble: list[str] = []
+        snapshots = self.ask_spool(self.snapshots, trouble) or {}
         # the others may be in the second Redis, without which the streams are known all the same
         others = lambda: (self.spool.processes(), self.spool.memory(), self.spool.counters())  # noqa: E731
-        found = None if reading["trouble"] else self.ask_spool(others, reading["trouble"])
+        found = None if trouble else self.ask_spool(others, trouble)
         processes, memory, counted = found or (None, None, None)
         names = sorted(self.names | snapshots.keys())
-        ledgers = self.count(names, snapshots, reading["trouble"])
+        ledgers = self.count(names, snapshots, trouble)
         rows = {name: self.stream(name, snapshots.get(name), ledgers.get(name), counted) for name in names}
-        reading["streams"] = rows
-        reading["trouble"] += discrepancies(rows)
-        self.hindrances(rows, processes or [], reading["trouble"])
-        reading["dead_letters"] = self.counted.get("reasons")
-        reading["ledger_seconds"] = time.monotonic() - self.counted["at"] if self.counted else None
-        reading |= {name: [] for name in LISTED}
-        for field, n in (counted or {}).items():
-            name, key, rest, *_ = [*field.split(" ", 2), "", ""]
-            if name in LISTED:
-                reading[name].append(dict(zip(LISTED[name], (key, rest, n))))
-        reading["commit_bodies"] = histogram(counted, "commit_bodies", SIZES)
-        reading["commit"] = histogram(counted, "commit_seconds", SECONDS)
-        reading["processes"] = processes and [
-            {"role": process.role, "pid": process.pid, "claims": [held(snapshots, *claim) for claim in process.claims]}
-            for process in processes
-        ]
-        reading["memory"] = memory and {"used": memory[0], "most": memory[1]}
-        reading["cells"] = self.cells(reading["trouble"]) if self.store else None
-        for cell in reading["cells"] or ():
+        trouble += discrepancies(rows)
+        self.hindrances(rows, processes or [], trouble)
+        cells = self.cells(trouble) if self.store else None
+        for cell in cells or ():
             cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
-            reading["trouble"] += complaints(cell)
-        reading["disk"] = disk(self.places)
-        for name, figures in self.contributed.items():
-            reading[name] = figures.read(counted, reading["trouble"])
-        return reading
+            trouble += complaints(cell)
+        listed = counted_by_two(counted or {})
+        return {
+            "time": time.time(),
+            "trouble": trouble,
+            "streams": rows,
+            "dead_letters": self.counted.get("reasons"),
+            "ledger_seconds": time.monotonic() - self.counted["at"] if self.counted else None,
+            "answered": listed["answered"],
+            "refused": listed["refused"],
+            "without_rows": listed["without_rows"],
+            "commit_bodies": histogram(counted, "commit_bodies", SIZES),
+            "commit": histogram(counted, "commit_seconds", SECONDS),
+            "processes": None if processes is None else [process_row(process, snapshots) for process in processes],
+            "memory": memory and {"used": memory[0], "most": memory[1]},
+            "cells": cells,
+            "disk": disk(self.places),
+            "contributed": {name: figures.read(counted, trouble) for name, figures in self.contributed.items()},
+        }
 
     def snapshots(self) -> dict[str, Snapshot]:
         """The state of every stream in the spool. Raises: one of SPOOL_ERRORS."""
@@ -233,7 +328,7 @@ class Observer:
         if answer is None:
             return {}
         ledgers, reasons = answer
-        letters = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in reasons]
+        letters: list[Reason] = [{"stream": stream, "reason": reason, "letters": n} for stream, reason, n in reasons]
         now = time.monotonic()
         self.counted = {"at": now, "reasons": letters, "streams": {}}
         self.due = now + (now - began) / COUNTING_SHARE
@@ -241,18 +336,20 @@ class Observer:
 
     def stream(
         self, name: str, snapshot: Snapshot | None, ledger: Ledger | None, counted: dict[str, int] | None
-    ) -> Figures:
+    ) -> StreamFigures:
         """All figures of one stream. Without a `ledger`, those of the last count are used again."""
-        row = balance(snapshot, ledger) | {"decoder": name in self.streams}
-        last: dict[str, Figures] = self.counted.get("streams", {})
+        row = balance(snapshot, ledger)
+        last = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
-            last[name] = {state: row[state] for state in (*STATES[3:], "expired", "deleted")}
+            kept: Mapping[str, Any] = row
+            last[name] = {state: kept[state] for state in (*STATES[3:], "expired", "deleted")}
             last[name]["through"] = through(snapshot, ledger) if snapshot else None
-        elif snapshot:
+        elif row["accepted"] is not None:
             row["accepted"] += self.earlier.get(name, 0)
-        row |= last.get(name, {"through": None})
-        return row | {
+        more = {
+            **row,
+            "decoder": name in self.streams,
             "taken": snapshot and snapshot.taken,
             "backlog_bytes": snapshot and snapshot.size,
             "open_claims": snapshot and len(snapshot.claims),
@@ -261,9 +358,25 @@ class Observer:
             "persist": histogram(counted, f"persist_seconds {name}", SECONDS),
             "decode": histogram(counted, f"decode_seconds {name}", SECONDS),
         }
+        return cast("StreamFigures", more | last.get(name, {"through": None}))
 
 
-def disk(places: Sequence[Path]) -> Figures | None:
+def counted_by_two(counted: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
+    """The counters of LISTED."""
+    listed: dict[str, list[dict[str, Any]]] = {name: [] for name in LISTED}
+    for field, n in counted.items():
+        name, key, rest, *_ = [*field.split(" ", 2), "", ""]
+        if name in LISTED:
+            listed[name].append(dict(zip(LISTED[name], (key, rest, n))))
+    return listed
+
+
+def process_row(process: Process, snapshots: dict[str, Snapshot]) -> ProcessRow:
+    claims = [held(snapshots, *claim) for claim in process.claims]
+    return {"role": process.role, "pid": process.pid, "claims": claims}
+
+
+def disk(places: Sequence[Path]) -> Disk | None:
     """Free bytes and size of the file system of these directories that has the fewest free bytes."""
     try:
         systems = [os.statvfs(place) for place in places]
@@ -280,7 +393,7 @@ def through(snapshot: Snapshot, ledger: Ledger) -> int:
     return min(held, default=snapshot.taken + 1) - 1 + ledger.earlier
 
 
-def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Figures | None:
+def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float]) -> Histogram | None:
     if counted is None:
         return None
     buckets = [counted.get(f"{field} {bound}", 0) for bound in (*bounds, "+Inf")]
@@ -288,15 +401,14 @@ def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float
     return {"bounds": [*bounds, None], "buckets": buckets, "count": sum(buckets), "sum": total}
 
 
-def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> Figures:
-    """A claim that a worker reported; bodies and seconds are None if it is settled by now."""
+def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> HeldClaim:
     snapshot = snapshots.get(stream)
     claim = next((claim for claim in snapshot.claims if f":{first}:" in claim), "") if snapshot else ""
     bodies, seconds = (snapshot.claims[claim], snapshot.ages.get(claim)) if snapshot and claim else (None, None)
     return {"stream": stream, "first": first, "bodies": bodies, "seconds": seconds}
 
 
-def discrepancies(rows: dict[str, Figures]) -> list[str]:
+def discrepancies(rows: Mapping[str, Balance]) -> list[str]:
     """One line per stream whose `missing` is known and not 0."""
     return [
         f"{name}: {row['missing']} bodies that were accepted are neither in Redis nor in the database."
@@ -307,7 +419,7 @@ def discrepancies(rows: dict[str, Figures]) -> list[str]:
     ]
 
 
-def complaints(cell: Figures) -> list[str]:
+def complaints(cell: Cell) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
         return [
@@ -320,9 +432,9 @@ def known(bodies: int | None) -> str:
     return "?" if bodies is None else f"{bodies:,}"
 
 
-def waiting(cell: Figures) -> int | None:
-    ready, claimed = (sums([cell])[state] for state in ("ready", "claimed"))
-    return None if ready is None or claimed is None else int(ready + claimed)
+def waiting(cell: Cell) -> int | None:
+    total = sums([cell])
+    return None if total["ready"] is None or total["claimed"] is None else total["ready"] + total["claimed"]
 
 
 def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:

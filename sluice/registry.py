@@ -16,6 +16,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+from sluice.places import installing
+
 GROUP = "sluice"  # of entry points
 CONTRIB = Path(__file__).with_name("contrib")
 
@@ -29,7 +31,7 @@ class Entry:
     """Something with a name or a scheme.
 
     target: "module:attribute", or a module. extra: installs what it imports beside the core's packages:
-    `bin/provision EXTRA` in a checkout, `pip install sluice[EXTRA]` elsewhere.
+    see `installing` in sluice/places.py.
     """
 
     target: str
@@ -46,7 +48,7 @@ class Entry:
         """The exception for a failed import: NotInstalled, if a library is missing that the extra installs."""
         if not self.extra or (error.name or "").partition(".")[0] == "sluice":
             return error
-        return NotInstalled(f"needs {error.name}: bin/provision {self.extra} installs it.")
+        return NotInstalled(f"needs {error.name}: {installing(self.extra)} installs it.")
 
 
 class Setting(NamedTuple):
@@ -59,6 +61,17 @@ class Setting(NamedTuple):
     parse: Callable[[str], Any]
     default: str
     purpose: str = ""
+
+
+@dataclass(frozen=True)
+class Coding(Entry):
+    """A content coding (RFC 9110, 8.4.1). target: "module:function" of a body, which is not empty, and of a limit of
+    bytes; it returns the content. Raises: Invalid.
+
+    magic: how such a body begins, if nothing else does. Without it only the head says so, and the gateway keeps it.
+    """
+
+    magic: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class Contribution:
     settings: by name. settle: "module:function" of the dictionary of all values, which it may change, before they are
         used. Raises: SettingError.
     formats: the wire formats (`sluice.streams.format.Format`), in the order in which they are tried.
-    streams: by name, "module:attribute".
+    streams: by name, "module:attribute"; instead of the core's, if that has one of this name.
     routes: path -> `sluice.http.routes.Route`.
     fields: the names of header fields that the decoders of a user's own streams may read.
     probes: path -> what answers there beside the routes: "module:function" of an environ and of `unready`, which
@@ -144,7 +157,11 @@ class Contribution:
     chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
     figures: what `Observer` reads besides: name -> "module:class" of the settings, with `read(counted, trouble)`.
-    openers: header field -> "module:function" of a decoder's `contents` and its arguments, for bodies with that field.
+    openers: header field -> "module:function" of a decoder and of what its `contents` gets, for bodies with that field.
+        "NAME: VALUE": of those in which its value begins so. The gateway keeps the heads of such bodies.
+    codings: what stands in Content-Encoding, beside gzip and deflate.
+    keys: the names of header fields that may have the key of a request, after those of the core.
+    repair: "module:function" of a text that is no JSON, and of the budget; it returns JSON, or b"". Raises: Exhausted.
     own_decoder: "module:class" of the decoder of JSON for a user's streams.
     verbs: name -> the module.
     programs: by name.
@@ -178,6 +195,9 @@ class Contribution:
     chores: str = ""
     senders: str = ""
     openers: Mapping[str, str] = field(default_factory=dict)
+    codings: Mapping[str, Coding] = field(default_factory=dict)
+    keys: Sequence[str] = ()
+    repair: str = ""
     own_decoder: str = ""
     figures: Mapping[str, str] = field(default_factory=dict)
     verbs: Mapping[str, str] = field(default_factory=dict)
@@ -225,9 +245,9 @@ def formats() -> list[Any]:
     return [known for each in contributions().values() for known in each.formats]
 
 
-def passed_fields() -> list[str]:
-    """The header fields that the decoders of a user's own streams may read."""
-    return [name for each in contributions().values() for name in each.fields]
+def fields_of(kind: str) -> list[str]:
+    """The names of header fields that all contributions declare of a kind: "fields" or "keys"."""
+    return [name for each in contributions().values() for name in getattr(each, kind)]
 
 
 def hooks(kind: str) -> Iterator[Any]:

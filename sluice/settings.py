@@ -1,4 +1,10 @@
-"""The settings of the core, a line each in the class Settings, and of contributions; read once from the environment."""
+"""The settings of the core, a line each in the class Settings, and of contributions; read once, at the start.
+
+A value is that of the environment, or else of the file `settings` in INGEST_HOME, which is the user's, or else the
+default. A start (`load(file=True)`) gives its programs what it has read as their environment (`load()`), so an edit of
+the file counts from the next start for all of them. It also writes it to `etc/settings`, for the verbs
+(`load(last=True)`), which must know the database and the list of the cell that runs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ import functools
 import hashlib
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-from sluice import parsers, registry
+from sluice import parsers, places, registry
 from sluice.base.files import read, replace
 from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
 from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
+FILE = "settings"  # below INGEST_HOME: what its user sets, as lines NAME=value
 STARTED = "etc/settings"  # below INGEST_HOME: as they were at the last start
 STORE = "etc/store"  # below INGEST_HOME: which database has what is stored
 SCRATCH_SOCKET = "run/views.sock"  # of the second Redis, below INGEST_HOME
@@ -159,32 +167,40 @@ def variables() -> list[str]:
     return [variable(name) for name in table()]
 
 
-def load(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> Settings:
+def load(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: bool = False) -> Settings:
     """An empty variable counts as not set. Raises: SettingError for the first invalid value.
 
-    last: what is not set is as the last start had it, not the default. For what an operator runs, whose shell has the
-    settings of no cell.
+    file: what is not set is as the home's file has it, as at a start. last: it is as the last start had it; before the
+    first start, as the file has it. For what an operator runs, whose shell has the settings of no cell.
     """
     values: dict[str, Any] = {}
     given: dict[str, str] = {}
     started: dict[str, str] = {}
-    for name, row in table().items():
-        text = environ.get(variable(name), "").strip() or (started.get(variable(name), "") if last else "")
+    kept: dict[str, str] = {}  # what the home says of what is not set
+    where = ""
+    for name, row in sorted(table().items(), key=lambda item: item[0] != "home"):  # the others may be in it
+        text = environ.get(variable(name), "").strip()
+        if of_home := not text and bool(kept.get(variable(name))):
+            text = kept[variable(name)]
         if is_set := bool(text):
             given[variable(name)] = text
         else:
-            # not from the operator's directory, as `parsers.path` would
-            text = row.default if name != "home" else str(Path(row.default).absolute())
+            text = row.default if name != "home" else str(places.default_home())
             text = text.replace("$INGEST_HOME", str(values.get("home")))
         try:
-            values[name] = row.parse(text)
+            with parsers.relative_to(values["home"]) if of_home else contextlib.nullcontext():
+                values[name] = row.parse(text)
         except ValueError as error:
             shown = repr(without_password(text))
             shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
-            raise SettingError(f"{variable(name)}={shown} is invalid: expected {error}.") from None
+            raise SettingError(f"{where * of_home}{variable(name)}={shown} is invalid: expected {error}.") from None
         if name == "home":
             given.pop(variable(name), None)
             started = of_last_start(values["home"])
+            if last and started:
+                kept = started
+            elif file or last:
+                kept, where = of_file(values["home"]), f"{values['home'] / FILE}: "
         elif is_set and isinstance(values[name], (str, Path)):
             given[variable(name)] = str(values[name])  # a path that counts from anywhere
     for settle in registry.hooks("settle"):
@@ -205,6 +221,45 @@ def load(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> Sett
     return loaded
 
 
+def of_file(home: Path) -> dict[str, str]:
+    """What the user's file in a home sets, by variable; nothing if there is none. Raises: SettingError.
+
+    Those that are no settings are for the programs: AWS_ACCESS_KEY_ID and the like.
+    """
+    file = home / FILE
+    try:
+        found = assignments(read(file), str(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise SettingError(f"{file} cannot be read: {error.strerror}.") from None
+    if "INGEST_HOME" in found:
+        raise SettingError(f"{file}: INGEST_HOME leads to this file, so only the environment can set it.")
+    return found
+
+
+def assignments(text: str, where: str) -> dict[str, str]:
+    """The variables that lines of NAME=value set. Raises: SettingError for the first line of another form.
+
+    A value may be quoted as in a shell; else it is the rest of the line, without a comment after white space.
+    """
+    found = {}
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
+        name, _, value = map(str.strip, line.partition("="))
+        words = [re.sub(r"(^|\s+)#.*", "", value)]
+        if value.startswith(("'", '"')):
+            try:
+                words = shlex.split(value, comments=True)
+            except ValueError:  # a quotation without an end
+                words = []
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or "=" not in line or len(words) != 1:
+            raise SettingError(f"{where}: line {number} is not of the form NAME=value.")
+        found[name] = words[0]
+    return found
+
+
 def of_last_start(home: Path) -> dict[str, str]:
     """The settings with which a cell was started last, by variable; none if it never was. Raises: SettingError."""
     try:
@@ -219,7 +274,10 @@ def of_last_start(home: Path) -> dict[str, str]:
 def keep_for_verbs(s: Settings) -> None:
     """Write what `of_last_start` reads, once the settings are checked."""
     lines = {**s.given, "INGEST_CELL": s.cell}
-    head = "# The settings of the last start, for bin/sluice. The next one reads INGEST_CELL, and writes it anew.\n"
+    head = (
+        f"# The settings of the last start, for the verbs; the next one writes this file anew, and reads INGEST_CELL\n"
+        f"# only. Yours are in {s.home / FILE}.\n"
+    )
     text = head + "".join(f"{name}={value}\n" for name, value in sorted(lines.items()) if "\n" not in value)
     before = of_last_start(s.home)
     if before.get("INGEST_STORE") != s.given.get("INGEST_STORE"):
@@ -257,9 +315,9 @@ def exit_if_invalid() -> Iterator[None]:
         sys.exit(complain(error))
 
 
-def load_or_exit() -> Settings:
+def load_or_exit(*, file: bool = False) -> Settings:
     with exit_if_invalid():
-        return load()
+        return load(file=file)
 
 
 def complain(error: object) -> int:

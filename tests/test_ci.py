@@ -58,11 +58,13 @@ def test_a_test_that_fails_once_is_listed_as_flaky(tmp: Path) -> None:
     assert (status, output.splitlines()[-2:]) == (0, ["flaky: 1", "    test_some.py::test_flaky"])
 
 
+@pytest.mark.nightly
 def test_a_test_that_fails_twice_fails_the_run(tmp: Path) -> None:
     status, output = run(tmp, TESTS.format(bad=False))
     assert (status, output.splitlines()[-2:]) == (1, ["flaky: 1", "    test_some.py::test_flaky"])
 
 
+@pytest.mark.nightly
 def test_nothing_is_flaky_if_nothing_fails(tmp: Path) -> None:
     status, output = run(tmp, "def test_good(): pass\n")
     assert (status, output.splitlines()[-1]) == (0, "flaky: 0")

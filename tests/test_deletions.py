@@ -96,7 +96,7 @@ def test_the_tests_know_the_folders_of_contrib() -> None:
     assert set(FOLDERS) <= set(ALL)
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 @pytest.mark.parametrize("folder", WHOLE_OR_ONE)
 def test_without_a_folder_of_contrib_the_tests_of_the_core_can_be_imported(folder: str, tmp: Path) -> None:
     root = checkout_without(folder, tmp / "checkout")

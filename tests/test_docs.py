@@ -27,7 +27,6 @@ from sluice.routes import ROUTES
 from sluice.spool import contract, errors
 from sluice.store.sqlite.table import Table
 from sluice.store.tables import TABLES
-from sluice.streams import logs
 from sluice.streams.built_in import STREAMS
 from support.folders import lacks, needs, whole
 from support.table_of_cases import check_each_row
@@ -156,11 +155,14 @@ def test_the_tables_of_the_database_have_the_documented_columns():
         assert list(columns) == documented[name]
 
 
+@needs("formats")
 def test_the_table_of_levels_is_that_of_the_decoder():
+    from sluice.contrib.formats.log_fields import LEVELS
+
     documented: dict[str, str] = {}
     for stored, (names, numbers) in table(HTTP, "level").items():
         documented |= dict.fromkeys([stored, *re.findall(r"\w+", names), *re.findall(r"\d+", numbers)], stored)
-    assert documented == logs.LEVELS
+    assert documented == LEVELS
 
 
 @needs("access")
@@ -366,7 +368,7 @@ def test_the_virtual_environment_has_what_the_lock_names_and_nothing_else():
     lock = (harness.ROOT / "deploy/requirements.lock").read_text()
     installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
     canonical = {re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower() for dist in installed}
-    apart = {"otel", "engines", "bench", "audit", "mutants", "lock", "pypy", "pypy-build"}
+    apart = {"servers", "otel", "engines", "bench", "audit", "mutants", "lock", "pypy", "pypy-build"}
     named = {
         re.sub(r"[-_.]+", "-", name).lower()
         for names, name in re.findall(r"^# (.+)\n([\w.-]+)==", lock, re.M)

@@ -355,6 +355,7 @@ def test_mini_stores_what_is_posted_again_with_its_key_once(mini_redis: Server, 
     assert rows(tmp / "mini.db") == [b'{"key":"a"}', b'{"key":"b"}', b"x", b"x", b"1", b"1"]
 
 
+@pytest.mark.nightly
 def test_mini_leaves_a_claim_alone_while_its_lease_runs(mini_redis: Server, mini: dict) -> None:
     gateway = mini["Gateway"](str(mini_redis.socket))
     gateway.post(b"x")

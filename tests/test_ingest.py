@@ -17,7 +17,7 @@ import ingest
 from proving import harness
 from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
 from proving.harness import request as send
-from sluice.http.replies import NO_LENGTH, Rejected
+from sluice.http.replies import CODINGS, NO_LENGTH, Rejected
 from sluice.http.request import read_body, sender_head
 from sluice.routes import ROUTES
 from sluice.streams.built_in import STREAMS
@@ -169,12 +169,12 @@ def test_a_malformed_key_is_rejected_with_the_reason(site: Site, key: str, statu
 @pytest.mark.parametrize("path", ["/votes", "/metrics", "/logs"])
 def test_an_unknown_content_encoding_is_rejected_on_every_path(site: Site, path: str) -> None:
     """Also by the fast lane, which has seen a head that differs in this value alone."""
-    sent = ("gzip", 2), ("UTF-8", 2), ("br", 415), ("gzip, br", 415), ("ZSTD", 2), ("br", 415), ("", 2), (",,", 415)
+    sent = ("gzip", 2), ("UTF-8", 2), ("br", 415), ("gzip, br", 415), ("GZIP", 2), ("br", 415), ("", 2), (",,", 415)
     for encoding, status in sent:
         given = post(site.where, path, b"abc", {"Content-Encoding": encoding})
         assert given[0] == status or given[0] // 100 == status
         if status == 415:
-            assert given[1]["accept-encoding"] == "gzip, zstd, deflate, snappy"
+            assert given[1]["accept-encoding"] == ", ".join(CODINGS)
             assert b"Content-Encoding is none of gzip" in given[2]
     assert len(site.items(ROUTES[path].stream)) == 4
 
@@ -187,15 +187,11 @@ def test_a_list_of_content_codings_is_kept_with_the_body(site: Site) -> None:
 
 
 def test_a_body_whose_compression_only_the_head_tells_is_kept_whole(site: Site) -> None:
-    form = {"Content-Type": "multipart/form-data; boundary=x"}
-    for headers, starts in ({"Content-Type": "text/plain"}, b"abc"), (form, b"POST /gps HTTP"):
-        assert post(site.where, "/gps", b"abc", headers)[0] == 200
-        assert site.items("gps")[-1].startswith(starts)
-    for encoding in "gzip", "deflate", "identity", "Snappy", "deflate":
+    for encoding in "gzip", "deflate", "identity", "Deflate", "deflate":
         assert post(site.where, "/votes", b"abc", {"Content-Encoding": encoding})[0] == 200
     items = site.items()
     assert [item.startswith(b"POST /votes HTTP/1.1\r\n") for item in items] == [False, True, False, True, True]
-    assert [field(parse(item)) for item in items if item != b"abc"] == ["deflate", "Snappy", "deflate"]
+    assert [field(parse(item)) for item in items if item != b"abc"] == ["deflate", "Deflate", "deflate"]
 
 
 def field(message: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, environment
-from sluice import extension, parsers, settings
+from sluice import __version__, extension, parsers, places, settings
 from sluice.parsers import FOREVER
 from sluice.run import configure, up
 from support.folders import ALL, has, needs
@@ -41,8 +41,70 @@ def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
     assert re.search(r"(Change|Set|Raise|Add) (it|`debug`)( |: )", about), about
 
 
-def test_the_default_home_is_var_in_the_current_directory() -> None:
-    assert settings.load({}).home == Path.cwd() / "var"
+def test_the_default_home_is_var_in_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert settings.load({}).home == ROOT / "var"
+
+
+@pytest.mark.parametrize(
+    ("data", "home"),
+    [("/data", "/data/sluice"), ("", "/ann/.local/share/sluice"), ("data", "/ann/.local/share/sluice")],
+)
+def test_the_default_home_of_a_package_is_the_users_data_folder(
+    data: str, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "CHECKOUT", False)
+    monkeypatch.setenv("HOME", "/ann")
+    monkeypatch.setenv("XDG_DATA_HOME", data)
+    assert settings.load({}).home == Path(home)
+
+
+def test_the_version_is_that_of_the_changelog() -> None:
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert first and first[1] == __version__
+
+
+FILE = """\
+# a comment
+INGEST_PORT = 81
+
+INGEST_ALLOW=10.0.0.0/8 ::1  # words, and a comment
+INGEST_STORE='postgresql:///x?a='"'"'b'"'"'&c=d e'   # quoted by a shell
+INGEST_API_KEYS=keys#1
+AWS_REGION="us east"
+"""
+
+
+def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp_path: Path) -> None:
+    (tmp_path / "settings").write_text(FILE)
+    home = {"INGEST_HOME": str(tmp_path)}
+    s = settings.load(home, file=True)
+    assert (s.port, s.allow, s.store) == (81, ("10.0.0.0/8", "::1"), "postgresql:///x?a='b'&c=d e")
+    assert s.given["INGEST_API_KEYS"] == f"{tmp_path}/keys#1"  # relative to the file
+    assert "AWS_REGION" not in s.given
+    assert settings.of_file(tmp_path)["AWS_REGION"] == "us east"
+    assert settings.load(home | {"INGEST_PORT": "82"}, file=True).port == 82
+    assert settings.load(home).port == 8080  # the programs of a start, which has given them what it read
+
+
+@pytest.mark.parametrize(
+    "line", ["INGEST_PORT", "export INGEST_PORT=1", "=1", "INGEST_ALLOW='all", "INGEST_ALLOW='a' b"]
+)
+def test_a_line_of_the_file_that_sets_nothing_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
+    (tmp_path / "settings").write_text(f"INGEST_LOG=json\n{line}\n")
+    with pytest.raises(settings.SettingError) as caught:
+        settings.load({"INGEST_HOME": str(tmp_path)}, file=True)
+    assert str(caught.value) == f"{tmp_path}/settings: line 2 is not of the form NAME=value."
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("INGEST_HOME=/srv", "INGEST_HOME leads to this file"), ("INGEST_PORT=http", "INGEST_PORT='http' is invalid")],
+)
+def test_an_error_in_the_file_names_the_file(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "settings").write_text(line)
+    with pytest.raises(settings.SettingError, match=f"^{re.escape(str(tmp_path))}/settings: {words}"):
+        settings.load({"INGEST_HOME": str(tmp_path)}, file=True)
 
 
 def test_an_empty_setting_is_the_default() -> None:
@@ -160,6 +222,7 @@ WRONG = [
     ("INGEST_CELL", "a cell"),
     ("INGEST_CELL", "zelle-ü"),
     ("INGEST_CELL", "c" * 64),
+    ("INGEST_PROXIES", "0.0.0.0/0"),
     ("INGEST_CORS", "https://shop.example"),
     ("INGEST_CORS", "/votes *"),
     ("INGEST_CORS", "/votes https://shop.example/"),
@@ -221,7 +284,7 @@ def test_relative_paths_count_from_the_operators_directory(monkeypatch: pytest.M
     monkeypatch.setenv("SLUICE_PWD", "/there")
     loaded = settings.load({"INGEST_STORE": "sqlite:///x.db", "INGEST_SPOOL": "../r.sock"})
     assert (loaded.store, loaded.spool) == ("sqlite:////there/x.db", "/r.sock")
-    assert loaded.home == Path.cwd() / "var"
+    assert loaded.home == ROOT / "var"
     assert settings.load({"INGEST_HOME": "data"}).home == Path("/there/data")
 
 

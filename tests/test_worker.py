@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -45,6 +46,7 @@ from sluice import settings
 from sluice.account import Publisher
 from sluice.base import times
 from sluice.base.counters import SECONDS, Counts
+from sluice.spool import outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
@@ -230,6 +232,7 @@ def test_a_stop_ends_the_lease_of_a_claim_that_is_not_stored(tmp: Path, redis: S
     assert claim and claim.id == name
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_loses_nothing_and_stores_nothing_twice(tmp: Path, redis: Server) -> None:
     pushed = 0
     over = threading.Event()
@@ -403,6 +406,7 @@ def test_a_worker_that_loses_its_lease_while_it_persists_stores_nothing_twice(tm
     assert ask(tmp, "SELECT claim FROM batches ORDER BY id")[0] == (name,)
 
 
+@pytest.mark.nightly
 def test_two_workers_on_two_copies_of_a_list_store_each_body_once_and_what_is_pushed_to_either(tmp: Path) -> None:
     """A master that was cut off and its promoted replica, each with a worker: they choose other boundaries."""
     with redis_server(tmp) as one:
@@ -474,6 +478,50 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     assert state.prefetched
     assert open_claims == [1]
     ours.release()
+
+
+def test_the_prefetched_claim_is_kept_while_the_one_before_it_is_stored(
+    redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "RENEW_SECONDS", 0.01)
+
+    class Store:
+        db = None
+        elsewhere = Elsewhere()
+
+        def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
+            if claim.count == MAX_BODIES:
+                (name,) = poll(lambda: claims(redis).keys() - {claim.id})
+                expire(redis, name)
+                poll(lambda: raw(redis).zscore("ingest:{votes}:claims", name) > time.time() * 1000)
+                ours.stop()
+            return Outcome(claim.count, 0)
+
+    ours = program.Worker(Outlet(str(redis.socket)), "", {"votes": STREAMS["votes"]}, LIMITS)
+    ours.store = Store()  # type: ignore[assignment]
+    ours.states[0].max_bodies = MAX_BODIES
+    push(redis, *range(MAX_BODIES + 1))
+    ours.run()
+    assert claims(redis) == {}
+
+
+def test_a_lost_reply_holds_up_no_later_renewal(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(outlet, "TIMEOUT_SECONDS", 0.01)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp / "redis.sock"))
+        silent.listen()
+        ours = Outlet(str(tmp / "redis.sock"))
+
+        def renew() -> None:
+            for step in partial(ours.renew, Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600)])), ours.report:
+                with contextlib.suppress(client.RedisError):
+                    step()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_bodies_that_take_long_are_claimed_one_by_one() -> None:
@@ -685,6 +733,7 @@ def test_a_chore_is_due_at_once_while_there_is_more_and_after_ten_times_what_a_f
     assert pauses == [0, 50, 50, 300]
 
 
+@pytest.mark.nightly
 def test_leases_are_renewed_while_the_store_is_locked(tmp: Path, redis: Server) -> None:
     create_database(tmp)
     with worker(tmp) as running:
@@ -798,7 +847,7 @@ def test_a_key_that_is_not_as_it_should_be_delays_only_its_stream(tmp: Path, red
 def test_no_error_ends_the_loop_or_the_renewal_of_leases(
     broken: str, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "LEASE_SECONDS", 0.04)
+    monkeypatch.setattr(program, "RENEW_SECONDS", 0.01)
     outlet = Outlet(str(redis.socket))
     failed = [0]
     whole = getattr(outlet, broken)

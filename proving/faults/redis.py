@@ -18,7 +18,7 @@ from proving.faults.scene import Scene, fault
 from proving.harness import stopped, strike
 from proving.site import Site, Trouble, wait
 from sluice.base import connect
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 from sluice.spool.contract import LEASE_SECONDS
 
 

@@ -114,7 +114,7 @@ class Checks:
     def look(self, store: Any, name: str, inspector: Inspector) -> dict[str, Any]:
         snapshot = inspector.snapshot(name)
         ledger = account(store, name, snapshot, "cell")
-        figures = balance(snapshot, ledger)
+        figures: dict[str, Any] = {**balance(snapshot, ledger)}
         terms = {term: figures[term] for term in TERMS}
         left = figures["accepted"] - sum(terms.values())
         if min(terms.values()) < 0:

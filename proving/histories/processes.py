@@ -326,7 +326,7 @@ class To(Carried[list[list[Any]]]):
     @override
     def parts(self, carried: bytes) -> Iterator[FarRow]:
         for batch, seq, received, values in json.loads(carried):
-            yield batch, seq, received, alone(Event, {**values})
+            yield batch, seq, received, alone(self.stream, {**values})
 
 
 def key_of(item: bytes) -> tuple[str, int] | None:

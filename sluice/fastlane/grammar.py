@@ -68,7 +68,7 @@ class Grammar:
         self,
         cfg: Any,
         wanted: Collection[str] | None = None,
-        plainness: Callable[[dict[str, Any], bool], str] = lambda environ, has_query: "",
+        plainness: Callable[[dict[str, Any], bool], object] = lambda environ, has_query: "",
     ) -> None:
         """cfg: gunicorn's settings; its limits apply. wanted: the fields that the environ has; None: all.
 

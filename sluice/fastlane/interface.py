@@ -34,14 +34,14 @@ class Options(NamedTuple):
         costs least.
     rejected: called with status, detail and the first bytes of a request that gunicorn itself rejects, or that failed.
     plainness: asked once for all POSTs with the same path, fields, type and encoding of content, and with a query or
-        without one. environ["fastlane.plain"] is what it returns, unless that is "".
+        without one. environ["fastlane.plain"] is what it returns, unless that is false.
     """
 
     max_body: int = MAX_BODY_BYTES
     tick: Callable[[], None] = lambda: None
     shares_environ: bool = False
     fields: Collection[str] | None = None
-    plainness: Callable[[dict[str, Any], bool], str] = lambda environ, has_query: ""
+    plainness: Callable[[dict[str, Any], bool], object] = lambda environ, has_query: ""
     rejected: Callable[[int, str, bytes], None] = lambda status, detail, begin: None
 
 

@@ -154,7 +154,7 @@ def load_endpoints(routes: Mapping[str, Route], s: Settings, counter: Callable[[
 
     Raises: SettingError if a route is signed and nothing checks it, or if a contribution finds something invalid.
     """
-    endpoints = Endpoints(routes, counter, s.max_body, s.max_batch, registry.passed_fields())
+    endpoints = Endpoints(routes, counter, s.max_body, s.max_batch, registry.fields_of("fields"))
     for extend in registry.hooks("gateway"):
         extend(routes, endpoints, s)
     for path, route in routes.items():

@@ -6,6 +6,7 @@ import json
 import re
 from functools import lru_cache
 
+from sluice import registry
 from sluice.http.routes import JSON, PROTOBUF, Reply, reply
 
 # One line of printable ASCII: nginx can repeat no other text from a header field
@@ -19,6 +20,7 @@ def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
     return reply(status, json.dumps(body).encode(), "application/problem+json", *headers)
 
 
+CODINGS = "gzip", "deflate", *(name for name in registry.declared("codings") if not name.startswith("x-"))
 NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
 POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
@@ -31,8 +33,8 @@ BAD_KEY = problem(
 )
 UNSUPPORTED = problem(
     "415 Unsupported Media Type",
-    "Content-Encoding is none of gzip, zstd, deflate and snappy; the request had no effect.",
-    ("Accept-Encoding", "gzip, zstd, deflate, snappy"),
+    f"Content-Encoding is none of {', '.join(CODINGS)}; the request had no effect.",
+    ("Accept-Encoding", ", ".join(CODINGS)),
 )
 EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
 

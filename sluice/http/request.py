@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from sluice import registry
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
 # The fields with a key of the request, in the order in which they count
-KEYED = (b"idempotency-key", b"webhook-id", b"x-github-delivery", b"ce-id", b"x-amz-firehose-request-id")
+KEYED = ("Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", *registry.fields_of("keys"))
 # What nginx passes on every path, and a kept head has
 PASSED = (
     "Content-Type", "Content-Encoding", "Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", "ce-source",
@@ -38,9 +39,8 @@ IN_QUERY = re.compile(r"(?:^|&)(?:api_key=[^&]*|p=[A-Za-z0-9_-]{32,46}(?=&|$))")
 NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, "Transfer-Encoding")}
 MAX_KEPT_HEADS = 1024  # 1 kB each
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
-SNAPPY = "snappy", "x-snappy-framed"
-ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "zstd": False, "deflate": True}
-ENCODINGS |= dict.fromkeys(SNAPPY, True)
+ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "deflate": True}
+ENCODINGS |= {name: not coding.magic for name, coding in registry.declared("codings").items()}
 # Some senders, many of them in Java, name the charset here; PHP's say none. No coding has such a name (IANA, "HTTP
 # Content Coding Registry"), so their bodies are as they are
 ENCODINGS |= dict.fromkeys(("utf-8", "utf8", "none"), False)
@@ -51,13 +51,33 @@ QUOTED = re.compile(r'"([ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*)"')
 BARE = re.compile(r"[!#-+\--~]+")
 MAX_PARAMETERS = 100  # of a query string or a form that is taken apart
 FORM = "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data"
 # see `plainness`
-PLAIN, BODY_ONLY, KEY_AND_BODY, SENDER_AND_BODY = "plain", "body only", "key and body", "sender and body"
+PLAIN, BODY_ONLY, SENDER_AND_BODY = "plain", "body only", "sender and body"
 START = re.compile(rb"POST (/[^ \r\n]*) HTTP/1\.[01]\r\n")  # of an HTTP message, its path and query
 
 sender_heads: dict[str, bytes] = {}  # by name; functools.cache takes 0.2 µs on PyPy
 kept_heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the route
+
+
+class KeyedHead(NamedTuple):
+    """What the kept heads of one shape have in common, beside the key; see `plainness`.
+
+    before: what stands before the key. fields: those behind it, as in `Reading.kept`.
+    """
+
+    before: str
+    fields: tuple[tuple[str, str], ...]
+
+    def made(self, environ: dict[str, Any]) -> bytes:
+        """The head of a request. Raises: Rejected if its key is malformed."""
+        key: str = environ["HTTP_IDEMPOTENCY_KEY"]
+        if not idempotency_key(key):
+            raise Rejected(BAD_KEY)
+        head = self.before + key
+        for name, begin in self.fields:
+            if value := environ[name]:
+                head += begin + value
+        return (head + "\r\n\r\n").encode("latin-1")
 
 
 class Reading(Protocol):
@@ -84,6 +104,14 @@ def variable(name: str) -> str:
     return name if name == "CONTENT_TYPE" else f"HTTP_{name}"
 
 
+# Whose bodies only their head explains: fields of the environ, and the beginnings of their values
+OPENED = [
+    (variable(name), value.lower()) for name, _, value in (key.partition(": ") for key in registry.declared("openers"))
+]
+NEEDED = {variable(name) for name in KEYED[1:]} | {name for name, value in OPENED if not value}
+NEEDED_VALUES = [(name, value) for name, value in OPENED if value]
+
+
 def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """The item for the list: the body, or the query string if the body is empty; a message if the endpoint keeps heads,
     if the request has a key or a query string, or if the body looks like a message or is a form with spaces.
@@ -92,15 +120,18 @@ def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """
     plain = environ.get("fastlane.plain")
     keep_head, max_body = endpoint.keeps_head, endpoint.max_body
-    if plain is BODY_ONLY or plain is KEY_AND_BODY or plain is SENDER_AND_BODY:  # most need nothing of what follows
-        if plain is KEY_AND_BODY:
-            keep_head = is_keyed(environ)
+    if plain is BODY_ONLY or plain is SENDER_AND_BODY or plain.__class__ is KeyedHead:  # most need no more than this
+        begin = b""
+        if plain is SENDER_AND_BODY:
+            name = environ[SENDER]
+            begin = sender_heads.get(name) or sender_head(name)
+        elif isinstance(plain, KeyedHead):
+            begin = plain.made(environ)
         body: bytes = environ["wsgi.input"].read()
         if not 0 < len(body) <= max_body:
             raise Rejected(too_large(max_body) if body else EMPTY)
-        if plain is SENDER_AND_BODY:
-            name = environ[SENDER]
-            return (sender_heads.get(name) or sender_head(name)) + body
+        if begin:
+            return begin + body
     else:
         if not plain:
             keep_head = examine(environ, keep_head)
@@ -159,21 +190,17 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
     is_encoded = ENCODINGS.get(encoding, False)
     if encoding and encoding not in ENCODINGS:
-        listed = codings(encoding)
-        if len(listed) > MAX_CODINGS or not ENCODINGS.keys() >= {*listed}:
+        codings = listed(encoding)
+        if len(codings) > MAX_CODINGS or not ENCODINGS.keys() >= {*codings}:
             raise Rejected(UNSUPPORTED)
-        is_encoded = any(ENCODINGS[coding] for coding in listed)
-    content_type: str = environ.get("CONTENT_TYPE", "")
+        is_encoded = any(ENCODINGS[coding] for coding in codings)
     return (
         is_keyed(environ)
         or keep_head
         or SENDER in environ
-        or "HTTP_WEBHOOK_ID" in environ
-        or "HTTP_X_GITHUB_DELIVERY" in environ
-        or "HTTP_CE_ID" in environ
-        or "HTTP_X_AMZ_FIREHOSE_REQUEST_ID" in environ
         or is_encoded
-        or content_type.lower().startswith(MULTIPART)
+        or not NEEDED.isdisjoint(environ)
+        or any(environ.get(key, "").lower().startswith(value) for key, value in NEEDED_VALUES)
     )
 
 
@@ -187,37 +214,46 @@ def is_keyed(environ: dict[str, Any]) -> bool:
     return True
 
 
-def codings(encoding: str) -> list[str]:
+def listed(encoding: str) -> list[str]:
     """The codings that a Content-Encoding lists, in the order in which they were applied (RFC 9110, 8.4)."""
     return [coding.strip() for coding in encoding.split(",")]
 
 
-def plainness(environ: dict[str, Any], has_query: bool, keep_head: bool) -> str:
+def plainness(environ: dict[str, Any], has_query: bool, endpoint: Reading) -> str | KeyedHead:
     """What is known of all heads with these fields, this type and this encoding: PLAIN if `examine` finds nothing but a
-    key and a sender in them; BODY_ONLY, KEY_AND_BODY or SENDER_AND_BODY if there is nothing else to look at, either;
+    key and a sender in them; BODY_ONLY, SENDER_AND_BODY or a KeyedHead if there is nothing else to look at, either;
     else "".
 
     environ: of the fast lane, so the body has the length that the head says.
     """
     others = {name: value for name, value in environ.items() if name not in ("HTTP_IDEMPOTENCY_KEY", SENDER)}
     try:
-        if examine(others, keep_head) != keep_head:
+        if examine(others, endpoint.keeps_head) != endpoint.keeps_head:
             return ""
     except Rejected:
         return ""
     if has_query or environ.get("CONTENT_TYPE", "").lower().startswith(FORM):
         return PLAIN
     if "HTTP_IDEMPOTENCY_KEY" in environ:
-        return KEY_AND_BODY
-    return SENDER_AND_BODY if SENDER in environ and not keep_head else BODY_ONLY
+        return PLAIN if endpoint.keeps_fields else keyed_head(environ, endpoint)
+    return SENDER_AND_BODY if SENDER in environ and not endpoint.keeps_head else BODY_ONLY
+
+
+def keyed_head(environ: dict[str, Any], endpoint: Reading) -> KeyedHead:
+    """Before the key stand type and encoding only, which these heads have in common."""
+    present = [(key, begin) for key, begin in endpoint.kept if key in environ]
+    at = next(at for at, (key, _) in enumerate(present) if key == "HTTP_IDEMPOTENCY_KEY")
+    same = "".join(begin + environ[key] for key, begin in present[:at] if environ[key])
+    return KeyedHead(f"POST {endpoint.path} HTTP/1.1{same}{present[at][1]}", tuple(present[at + 1 :]))
 
 
 def idempotency_key(value: str) -> str:
     """The key in the field Idempotency-Key; "" if it is malformed."""
-    if match := QUOTED.fullmatch(value):
-        key = re.sub(r"\\(.)", r"\1", match[1]) if "\\" in value else match[1]
+    if BARE.fullmatch(value):
+        key = value
     else:
-        key = value if BARE.fullmatch(value) else ""
+        match = QUOTED.fullmatch(value)
+        key = re.sub(r"\\(.)", r"\1", match[1]) if match else ""
     return key if len(key) <= KEY_CHARACTERS else ""
 
 

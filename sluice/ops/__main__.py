@@ -1,31 +1,29 @@
 """The operator's command, `bin/sluice` or the installed `sluice`: runs one verb.
 
 A verb is a module: the first line of its docstring is its help, `arguments(parser)` defines its command line, and
-`run(arguments, settings)` returns the exit status.
+`run(arguments, settings)` returns the exit status. The settings are those of the last start, unless the verb has a
+`load` of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import configparser
 import importlib
-import importlib.metadata
 import os
 import signal
 import sys
-from pathlib import Path
+from functools import partial
+from importlib.util import find_spec
 
-from sluice import registry, settings
+from sluice import __version__, places, registry, settings
 from sluice.base import daemon, screen
-
-ROOT = Path(__file__).parents[2]
 
 CORE = {
     verb: f"sluice.ops.{verb}"
     for verb in (
-        *("status", "tail", "peek", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
-        *("reload", "drain", "undrain", "backup", "restore"),
+        *("status", "tail", "peek", "rows", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
+        *("up", "settings", "reload", "drain", "undrain", "backup", "restore"),
     )
 }
 DRILL = "drill"  # not in the package: it is in the checkout's `proving`
@@ -33,14 +31,6 @@ STATUSES = """\
 exit status: 0 no problem; 1 something needs attention: Redis or the database is unavailable, a body is missing
 (status), letters are still dead (replay); 2 the command line, a condition or a setting is invalid.
 Settings are those of the last start in INGEST_HOME, or of the environment: docs/protocol/operator.md."""
-
-
-def version() -> str:
-    if (ROOT / "setup.cfg").exists():  # a checkout, which is not installed
-        metadata = configparser.ConfigParser()
-        metadata.read(ROOT / "setup.cfg")
-        return metadata["metadata"]["version"]
-    return importlib.metadata.version("sluice")
 
 
 def verbs() -> dict[str, str]:
@@ -59,15 +49,15 @@ def parser(verb: str) -> argparse.ArgumentParser:
     whole.add_argument("--version", action="store_true", help="show the version")
     known, lines = verbs(), whole.add_subparsers(metavar="VERB", title="verbs")
     if verb in known:
-        if verb == DRILL and not (ROOT / "proving").is_dir():
+        if verb == DRILL and not find_spec("proving"):
             raise settings.SettingError("the drill needs a checkout of Sluice: run its bin/sluice instead.")
         module = importlib.import_module(known[verb])
         own = lines.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.arguments(own)
-        own.set_defaults(run=module.run)
+        own.set_defaults(run=module.run, load=getattr(module, "load", partial(settings.load, last=True)))
         return whole
     for name, target in known.items():
-        file = ROOT / f"{target.replace('.', '/')}.py"
+        file = places.PACKAGE.parent / f"{target.replace('.', '/')}.py"
         if file.exists():  # not the drill, in an installed package
             first = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0].rstrip(".")
             lines.add_parser(name, help=first[:1].lower() + first[1:])
@@ -82,14 +72,14 @@ def main(words: list[str]) -> int:
         return settings.complain(error)
     arguments = whole.parse_args(words)
     if not hasattr(arguments, "run"):
-        print(f"sluice {version()}") if arguments.version else whole.print_help()
+        print(f"sluice {__version__}") if arguments.version else whole.print_help()
         return 0
 
     from sluice.spool.errors import SPOOL_ERRORS, NoSuchVerb, in_one_line
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
-        return int(arguments.run(arguments, settings.load(last=True)))
+        return int(arguments.run(arguments, arguments.load()))
     except (settings.SettingError, registry.NotInstalled, NoSuchVerb) as error:
         return settings.complain(error)
     except SPOOL_ERRORS as error:

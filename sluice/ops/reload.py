@@ -13,7 +13,6 @@ import argparse
 from sluice.base import screen
 from sluice.run import reload
 from sluice.run.reload import NOTICE_SECONDS
-from sluice.run.up import require_checkout
 from sluice.settings import Settings
 
 
@@ -34,5 +33,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    require_checkout("reload")
     return reload.run(s, arguments.notice if arguments.nginx else None)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 
-from sluice.account import STATES, Figures, sums
+from sluice.account import STATES, Cell, Sums, sums
 from sluice.base import screen
-from sluice.ledger import Observer, complaints, discrepancies
+from sluice.ledger import Observer, StreamRow, complaints, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import bounds
 from sluice.store.registry import open_own
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return 1 if trouble else 0
 
 
-def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool) -> None:
+def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], as_json: bool) -> None:
     if as_json:
         rows = [{"stream": name} | row for name, row in streams.items()]
         print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
@@ -70,11 +71,11 @@ def show_streams(streams: dict[str, Figures], trouble: list[str], as_json: bool)
                 f"{bounds.MAX_KEYS:,} of a stream are."
             )
         if row["deleted"] or row["expired"]:
-            rows, bodies = row["deleted"], row["expired"]
-            print(f"{name}: deleted: {rows} rows by age (INGEST_KEEP), and the dead letters of {bodies} bodies.")
+            gone = f"{row['deleted']} rows by age (INGEST_KEEP), and the dead letters of {row['expired']} bodies"
+            print(f"{name}: deleted: {gone}.")
 
 
-def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -> None:
+def show_cells(cells: list[Cell] | None, trouble: list[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"cells": cells, "trouble": trouble}, indent=2))
         return
@@ -82,14 +83,15 @@ def show_cells(cells: list[Figures] | None, trouble: list[str], as_json: bool) -
     print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *columns(sums(cells or ()))]]))
 
 
-def oldest(row: Figures) -> str:
+def oldest(row: Sums) -> str:
     """The age of the oldest body; "" if there is none."""
     if row["ready"] is None:
         return "?"
     return "" if row["oldest_seconds"] is None else screen.ago(row["oldest_seconds"])
 
 
-def columns(row: Figures) -> list[str]:
+def columns(row: Sums) -> list[str]:
     """The figures of a line of the table; ? for an unknown one."""
-    known = ["?" if row[state] is None else str(row[state]) for state in STATES]
+    figures: Mapping[str, object] = row
+    known = ["?" if figures[state] is None else str(figures[state]) for state in STATES]
     return [*known, oldest(row)]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import socket
 import sys
 from pathlib import Path
 
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.base.files import read, replace
-from sluice.run import nginx
-from sluice.run.nginx import ROOT, pattern_of, quoted
+from sluice.places import ROOT
+from sluice.run import launch, nginx, servers
+from sluice.run.nginx import pattern_of, quoted
 from sluice.run.programs import SECTION, declared
 
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
@@ -100,25 +100,18 @@ def secrets(s: settings.Settings) -> dict[str, str]:
     return {name: text for check in registry.hooks("secrets") for name, text in check(s).items()}
 
 
-def program_path() -> str:
-    """The PATH for nginx and Redis; that of a user often lacks /usr/sbin."""
-    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-
-
 def supervisor_configuration(s: settings.Settings) -> str:
     def plain(value: object) -> str:
         return str(value).replace("%", "%%")  # supervisord expands %(…)s
 
-    path = program_path()
     python = plain(sys.executable)
-    venv = ".venv" if s.runtime == "cpython" else ".venv-pypy"
     workers = s.workers
     many = workers.min > 1
-    launch = f'"{python}" -I -S "{plain(ROOT)}/sluice/run/launch.py"'
+    launcher = f'"{python}" -I -S "{plain(launch.__file__)}"'
     common = COMMON.format(root=plain(ROOT))
-    programs = {"python": f'"{python}"', "gateway": f'"{plain(ROOT)}/{venv}/bin/python"'}
+    programs = {"python": f'"{python}"', "gateway": f'"{plain(places.interpreter(s.runtime))}"'}
     more = "".join(
-        SECTION.format(name=name, home=plain(s.home), launch=launch, common=common, **part._asdict())
+        SECTION.format(name=name, home=plain(s.home), launch=launcher, common=common, **part._asdict())
         .replace("{python}", programs["python"])
         .replace("{gateway}", programs["gateway"])
         for name, part in declared(s).items()
@@ -128,13 +121,13 @@ def supervisor_configuration(s: settings.Settings) -> str:
         .read_text()
         .format(
             home=plain(s.home),
-            launch=launch,
+            launch=launcher,
             **programs,
             programs=more,
             own_redis=s.has_own_redis,
             scratch_redis=s.has_scratch_redis,
-            redis=shutil.which("redis-server", path=path),
-            nginx=shutil.which("nginx", path=path),
+            redis=f'"{plain(servers.find("redis"))}"',
+            nginx=f'"{plain(servers.find("nginx"))}"',
             user="user=root" if os.geteuid() == 0 else "",
             worker="worker-%(process_num)s" if many else "worker",
             workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={workers.min}"

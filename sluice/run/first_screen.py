@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from pathlib import Path
 
 from sluice import registry, settings
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
@@ -17,7 +19,10 @@ Sluice takes writes at {url} and stores them in {store}
   log files  {home}/log{elsewhere}
 """
 ELSEWHERE = """
-  {name}      {spool}; bin/up starts none"""
+  {name}      {spool}; none is started"""
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+LITTLE_MEMORY = """
+  memory     as root, `sysctl vm.overcommit_memory=1`: Redis may rewrite its file when memory is short"""
 AS_ROOT = """
   user       root, and so is every program: better a user of its own, or bin/provision services"""
 
@@ -56,6 +61,8 @@ def first_screen(s: Settings) -> str:
         scheme = s.spool.partition(":")[0]
         name = "Redis" if scheme.startswith("redis") else scheme.title()
         elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
+    with contextlib.suppress(OSError):
+        elsewhere += LITTLE_MEMORY * (s.has_own_redis and OVERCOMMIT.read_text().strip() != "1")
     if os.geteuid() == 0:
         elsewhere += AS_ROOT
     return FIRST_SCREEN.format(

@@ -68,13 +68,25 @@ def end(tag: Path, ask: int, patience: float) -> bool:
     return bool(pids)
 
 
+# Lines of a start that nobody has to read or to act upon: they are in the log file only. What to do about the memory
+# says sluice/run/first_screen.py
+REDIS = (
+    *("oO0OoO0OoO0Oo", "just started", "Configuration loaded", "Server initialized", "Ready to accept connections"),
+    *("WARNING Memory overcommit", "WARNING overcommit_memory", "WARNING you have Transparent Huge Pages"),
+)
+GUNICORN = "] Starting gunicorn", "] Listening at: ", "] Using worker: ", "] Booting worker with pid: "
+NGINX = ("connect() failed (2: ",)  # to the socket of the page's program, which starts later
+UNSHOWN = {"nginx": NGINX, "redis": REDIS, "views": REDIS, "gateway": GUNICORN, "reader": GUNICORN}
+
+
 def name_lines(name: str) -> None:
     """Send standard output and error through sed: with the name to the terminal, without it to the log file."""
+    unshown = [word for text in UNSHOWN.get(name, ()) for word in ("-e", f"/{text}/d")]
     lines, ours = os.pipe()
     if os.fork() == 0:
         os.dup2(lines, 0)
         os.closerange(3, 64)
-        os.execvp("sed", ["sed", "-u", "-e", "w /dev/stderr", "-e", f"s/^/{name:<8} | /"])
+        os.execvp("sed", ["sed", "-u", "-e", "w /dev/stderr", *unshown, "-e", f"s/^/{name:<8} | /"])
     os.dup2(ours, 1)
     os.dup2(ours, 2)
     os.close(lines)

@@ -13,6 +13,7 @@ problem     in the location of nginx's own errors
 detail      in the map of a status to the text of its error
 malformed   in the map of $https to the text of a 400
 view        in the map of $request_uri to what is read there with GET
+believed    in the map of X-Forwarded-For to whether the address that it reports is not believed
 origin      in the map of "ORIGIN TARGET" to the Origin of a page that may send there
 
 It changes the core's files by words, which have no slash in their name: `listen` has the parameters of the ports,
@@ -30,14 +31,16 @@ from sluice import registry
 from sluice.http.request import CREDENTIALS, PASSED
 from sluice.http.routes import Route, pattern, varies
 from sluice.parsers import PRIVATE
+from sluice.places import ROOT
 from sluice.routes import ROUTES, load_routes
 from sluice.settings import SettingError, Settings
 
-ROOT = Path(__file__).resolve().parents[2]
 INCLUDES = "includes"  # below nginx/, and below $INGEST_HOME/etc
 INCLUDE = re.compile(r"^( *)include includes/(?:([a-z]+)/\*|([a-z]+))\.conf;\n", re.MULTILINE)
 # in each location where a page of a stranger could read what only this machine may read
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
+# in each location that only some addresses may read: those of clients of a proxy on this machine are not its own
+PROXY_CHECK = "if ($sluice_forwarded) { return 403; }"
 KEEPALIVE_REQUESTS = 1_000_000  # of a client
 STREAMS = 1000  # of a connection with HTTP/2, nginx's default
 PROBES = "/healthz", "/readyz"
@@ -57,11 +60,14 @@ ACCESS = """\
 {networks}
 deny all;
 """
-HOST = "# In a location that needs a credential, if any is needed: a page of a stranger has none\n"
+HOST = """\
+# In a location that only some may read. Where a credential is needed, a page of a stranger has none
+"""
 LOG = """\
 # The line about a request that nginx rejects
 log_format sluice_rejected escape=json
     '{{"status":$status,"path":"$sluice_path","from":"$remote_addr","foreign":"$sluice_foreign"'
+    ',"forwarded":"$sluice_forwarded"'
 {more}    '}}';
 """
 SLASHES = """\
@@ -108,7 +114,7 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
             requests=STREAMS if "http2" in options else KEEPALIVE_REQUESTS,
         ),
         "access.conf": ACCESS.format(networks="\n".join(networks)),
-        "host.conf": HOST + f"{HOST_CHECK}\n" * ("credentials" not in added),
+        "host.conf": HOST + f"{HOST_CHECK}\n" * ("credentials" not in added) + f"{PROXY_CHECK}\n",
         "log.conf": LOG.format(more=f"    '{added['log']}'\n" if "log" in added else ""),
         "fields.conf": "".join(fields(added.get("sender", '""'))),
         "routes.conf": routes(s, added),
@@ -141,7 +147,7 @@ def whole_head(sender: str) -> str:
 def routes(s: Settings, added: Mapping[str, str]) -> str:
     """The locations of the routes. One with = costs the other paths nothing."""
     known = load_routes(s.routes)
-    more = registry.passed_fields()
+    more = registry.fields_of("fields")
     made = [f"# A larger Content-Length gets 413 before the body is read\nclient_max_body_size {s.max_body};\n"]
     for path, route in known.items():
         most = route.max_body or s.max_batch * route.batch

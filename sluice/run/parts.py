@@ -7,18 +7,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from importlib import metadata
 
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.parsers import ByStream
+from sluice.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 GROUP = re.compile(r"^(\w+) = \[", re.MULTILINE)
 KINDS = "spools", "databases", "destinations"
 
 
+def extras(s: settings.Settings) -> set[str]:
+    """What these settings need beside what every cell needs."""
+    return {entry.extra for url in urls(s) for kind in KINDS if (entry := registry.of_url(kind, url))} - {""}
+
+
+def lacking(s: settings.Settings) -> list[str]:
+    """The extras of the installed package that these settings need, and that are not installed."""
+    wanted = metadata.requires(places.DISTRIBUTION) or []
+    return [extra for extra in sorted(extras(s)) if any(f'"{extra}"' in each and not is_there(each) for each in wanted)]
+
+
+def is_there(requirement: str) -> bool:
+    try:
+        return bool(metadata.version(re.split(r"[^\w.-]", requirement)[0]))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def parts(s: settings.Settings) -> list[str]:
-    found = [entry.extra for url in urls(s) for kind in KINDS if (entry := registry.of_url(kind, url))]
+    found = extras(s)
     groups = GROUP.findall((ROOT / "pyproject.toml").read_text())  # of others, `up` has all that they need
     return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in found]
 
@@ -32,4 +50,4 @@ def urls(s: settings.Settings) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(parts(settings.load_or_exit())))
+    print("\n".join(parts(settings.load_or_exit(file=True))))

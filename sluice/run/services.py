@@ -19,9 +19,9 @@ from pathlib import Path
 
 from sluice import registry, settings
 from sluice.base import files as files_at
-from sluice.run import configure, programs, up
+from sluice.places import ROOT
+from sluice.run import configure, programs, servers, up
 from sluice.run.first_screen import who_may
-from sluice.run.nginx import ROOT
 from sluice.run.parts import parts
 from sluice.run.up import Failed
 
@@ -49,9 +49,7 @@ exec runuser -u {user} -- {root}/bin/sluice "$@"
 
 def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings in the file, overridden by those of the environment. Raises: SettingError."""
-    values = {"INGEST_HOME": str(HOME)}
-    for line in file.splitlines():
-        values |= (word.partition("=")[::2] for word in shlex.split(line, comments=True))
+    values = {"INGEST_HOME": str(HOME)} | settings.assignments(file, str(DEFAULTS))
     values |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
     if values["INGEST_HOME"] != str(HOME) or "://" not in (values.get("INGEST_SPOOL") or "://"):
         raise settings.SettingError(
@@ -97,6 +95,8 @@ def check(s: settings.Settings) -> None:
     """Raises: Failed or SettingError if services cannot run from this checkout."""
     if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
+    if (other := HOME / settings.FILE).exists():
+        raise settings.SettingError(f"services have their settings in {DEFAULTS}: move those of {other} there.")
     if os.geteuid() != 0:
         raise Failed("this needs root: sudo bin/provision services")
     if str(ROOT).startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):
@@ -217,6 +217,7 @@ def main(words: list[str]) -> None:
         values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load(values)
         check(s)
+        servers.check()
         for part in parts(s):
             run(ROOT / "bin/provision", part)
         changed = install(values, s)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -18,33 +19,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice import registry, settings
-from sluice.base import screen
+from sluice import places, registry, settings
+from sluice.base import disk, screen
 from sluice.base.counters import Counter
 from sluice.base.files import replaceable
 from sluice.http.endpoints import load_endpoints
+from sluice.places import ROOT
 from sluice.routes import load_routes
-from sluice.run import configure, launch
-from sluice.run.first_screen import first_screen
-from sluice.run.nginx import ROOT
+from sluice.run import configure, launch, parts, servers
+from sluice.run.first_screen import first_screen, words_of
+from sluice.run.servers import Failed
+from sluice.store import own
 
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
 MIN_FILES = 1024  # supervisord's own `minfds`
-ANNOUNCED_SECONDS = 20.0  # after the start: the first screen, also if no request would be accepted
+ANNOUNCED_SECONDS = 20.0  # after the start: why there is no first screen, if no request would be accepted
 # the order in which the programs of a killed bin/up are ended, after those of contributions: a worker may have a batch
 # to finish, and writes are accepted until the others end
 ORDER = ("worker", "nginx", "gateway", "views", "redis")
-
-
-class Failed(Exception):
-    """One line with the reason."""
-
-
-def require_checkout(what: str) -> None:
-    """Raises: SettingError if this is an installed package, which lacks bin/up and what it starts."""
-    if not (ROOT / "bin/up").exists():
-        raise settings.SettingError(f"{what} needs a checkout of Sluice: run its bin/sluice instead.")
 
 
 def say(text: str) -> None:
@@ -55,6 +48,10 @@ def say(text: str) -> None:
 
 def check(s: settings.Settings) -> None:
     """Check what bin/up and the services need of the settings, and make the directories. Raises: SettingError."""
+    if s.runtime == "pypy" and not places.CHECKOUT:
+        raise settings.SettingError("INGEST_RUNTIME=pypy needs a checkout of Sluice: the package runs on CPython.")
+    if not places.CHECKOUT and (lacking := parts.lacking(s)):
+        raise settings.SettingError(f"the settings need more: {places.installing(','.join(lacking))}")
     check_paths(s)
     check_modules(s)
     configure.secrets(s)
@@ -75,8 +72,9 @@ def check_paths(s: settings.Settings) -> None:
 def check_home(home: Path) -> None:
     """Make $INGEST_HOME. Raises: SettingError if another user could replace its files, or another program uses it.
 
-    What Sluice writes there follows links, and root may be who writes.
+    What Sluice writes there follows links, and root may be who writes. Nothing is made where a disk should be mounted.
     """
+    require_mounted("INGEST_HOME", home)
     require_own(home)  # as far as it is there
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (home, *(home / name for name in configure.FOLDERS)):
@@ -87,6 +85,12 @@ def check_home(home: Path) -> None:
             f"INGEST_HOME={str(home)!r} has files of another program ({other}): use an empty directory, such as "
             f"{home / 'sluice'}."
         )
+
+
+def require_mounted(name: str, path: Path) -> None:
+    """Raises: SettingError if the disk with the path of a setting is not mounted: what is made would be below it."""
+    if place := disk.unmounted(path):
+        raise settings.SettingError(f"{name}: no disk is mounted at {place}, as /etc/fstab says: mount it.")
 
 
 def require_own(path: Path) -> None:
@@ -115,12 +119,12 @@ def lock_home(s: settings.Settings) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Failed(f"bin/up already runs in {s.home}; set INGEST_HOME to use another directory.") from None
+        raise Failed(f"{places.UP} already runs in {s.home}; set INGEST_HOME to use another directory.") from None
 
-    places = {name: at for at, name in enumerate(ORDER)}
-    for tag in sorted(launch.tags(s.home), key=lambda tag: places.get(tag.stem.partition("-")[0], -1)):
+    order = {name: at for at, name in enumerate(ORDER)}
+    for tag in sorted(launch.tags(s.home), key=lambda tag: order.get(tag.stem.partition("-")[0], -1)):
         if launch.end(tag, signal.SIGTERM, patience=3.0):
-            say(f"An earlier bin/up was killed; ended its {tag.stem}.")
+            say(f"An earlier {places.UP} was killed; ended its {tag.stem}.")
     s.closing.unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
@@ -139,7 +143,7 @@ def check_addresses(s: settings.Settings) -> None:
                 probe.connect(path)
             except OSError:
                 continue
-        raise Failed(f"another server listens on {path}, where bin/up starts {whose}.")
+        raise Failed(f"another server listens on {path}, where {places.UP} starts {whose}.")
 
 
 def check_places(s: settings.Settings) -> None:
@@ -153,6 +157,9 @@ def check_places(s: settings.Settings) -> None:
         if name == "INGEST_STORE" and Path(file).is_dir():
             raise settings.SettingError(f"{name}: {file} is a directory, and SQLite needs a file.")
         folder = Path(file).parent
+        require_mounted(name, folder)
+        if name == "INGEST_STORE":
+            own.require_file(s)
         if folder.is_relative_to(s.home):
             continue
         try:
@@ -192,9 +199,7 @@ def check_modules(s: settings.Settings) -> None:
 
 def check_nginx(home: Path) -> None:
     """Let nginx test its configuration, with the certificate, keys and networks. Raises: Failed."""
-    nginx = shutil.which("nginx", path=configure.program_path())
-    assert nginx
-    command = [nginx, "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
+    command = [servers.find("nginx"), "-t", "-q", "-p", str(home), "-c", str(home / "etc/nginx.conf")]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = re.search(r"\[emerg\] (?:\d+#\d+: )?(.*)", done.stderr)
@@ -226,38 +231,68 @@ def connected(sockets: list[Path], seconds: float = 1.0) -> socket.socket | None
     return None
 
 
-def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
-    """Whether a gateway process answers GET with 200 within this time."""
-    if connection := connected(sockets, seconds):
+def get(connection: socket.socket | None, target: str) -> str:
+    """The answer to a GET, up to 4 kB; "" if there is none."""
+    if connection:
         with connection, contextlib.suppress(OSError):
             connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-            return connection.recv(12) == b"HTTP/1.1 200"
-    return False
+            with connection.makefile("rb") as answer:
+                return answer.read(4096).decode(errors="replace")
+    return ""
+
+
+def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
+    """Whether a gateway process answers GET with 200 within this time."""
+    return get(connected(sockets, seconds), target).startswith("HTTP/1.1 200")
 
 
 def serves(s: settings.Settings, seconds: float) -> bool:
-    """Whether nginx accepts connections, and the gateway bodies. seconds: for each step."""
+    """Whether a client's request reaches the gateway, and its Redis takes bodies. seconds: for each step."""
+    # at its socket: nginx may require a key
+    return answers(s.gateway_sockets, "/readyz", seconds) and reaches_gateway(s, seconds)
+
+
+def reaches_gateway(s: settings.Settings, seconds: float) -> bool:
+    """Whether nginx passes requests on: it answers another status than 502 to 504, which may be 401."""
     try:
-        socket.create_connection(("127.0.0.1", s.port), seconds).close()
+        connection = socket.create_connection(("127.0.0.1", s.port), seconds)
+        if words_of(s)["scheme"] == "https":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # this machine, by its address
+            connection = context.wrap_socket(connection)
+        return bool(re.match(r"HTTP/1\.1 (?!50[234])", get(connection, "/healthz")))
     except OSError:
         return False
-    return answers(s.gateway_sockets, "/readyz", seconds)  # at its socket: nginx may require a key or TLS
+
+
+def why_not(s: settings.Settings) -> str:
+    """Why no writes are taken, as far as the gateway knows."""
+    detail = re.search(r'"detail": ?"([^"]*)"', get(connected(s.gateway_sockets), "/readyz"))
+    return detail[1] if detail else f"{s.home}/log says what happens"
 
 
 def main() -> None:
-    s = settings.load_or_exit()
-    for name in sorted(name for name in os.environ if name.startswith("INGEST_") and name not in settings.variables()):
+    # bin/up has blocked it, as Python would show a traceback. From here on SIGINT ends this process at once, until
+    # supervisord has a handler of its own, before it starts anything
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    s = settings.load_or_exit(file=True)
+    given = {**settings.of_file(s.home), **os.environ}
+    for name in sorted(name for name in given if name.startswith("INGEST_") and name not in settings.variables()):
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
     # absolute: bin/sluice reload reads the files again, from another directory
     paths = {settings.variable(name): value for name, value in s.values().items()}
+    os.environ.update({**given, **s.given})  # of the file, too, which may change while this runs
     os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
     os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
         check(s)
         check_files()
+        servers.check()
         lock_home(s)
         check_addresses(s)
         configure.write(s)
@@ -265,10 +300,14 @@ def main() -> None:
     due = time.monotonic() + ANNOUNCED_SECONDS
 
     def announced() -> bool:
-        if time.monotonic() < due and not serves(s, 0.2):  # supervisord waits for it
-            return False
-        say(first_screen(s))
-        return True
+        nonlocal due
+        if serves(s, 0.2):  # supervisord waits for it
+            say(first_screen(s))
+            return True
+        if time.monotonic() > due:
+            due = math.inf
+            say(f"Sluice takes no writes yet: {why_not(s)}")
+        return False
 
     from sluice.run import supervise  # supervisord; imported here, because other programs use the functions above
 

@@ -22,6 +22,7 @@ TIMEOUT_SECONDS = 3.0  # to wait for one reply: longer than a slow fsync, shorte
 UNHURRIED_SECONDS = 30.0  # to wait for one reply where no client waits
 REPLICAS_MS = 1000  # that a worker waits for replicas
 LEASE_SECONDS = 5.0  # until the claim of a dead worker is claimed again
+RENEW_SECONDS = LEASE_SECONDS / 4  # between two renewals; also to wait for the reply to one
 AT_ONCE = 0.0  # monotonic: what is due then is due now
 NAME = "sluice"  # prefix of connection names: sluice:gateway:PID, sluice:worker:PID:STREAM@FIRST:…
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Set
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
@@ -18,7 +18,20 @@ from sluice.spool.contract import Keys
 
 PEEK_BYTES = 4 << 20  # of items that one peek returns
 FOLLOW_SECONDS = 0.005
-Seen = tuple[Any, str, bytes]  # sequence number (with Kafka PARTITION:NUMBER), state, item
+Seen = tuple[Any, str, bytes]  # sequence number, state, item
+
+
+class Partitions(Protocol):
+    """Numbers that a contribution has in several lists."""
+
+    @property
+    def epochs(self) -> Set[str]:
+        """Of all these lists."""
+
+    def count(self, store: Any, stream: str) -> tuple[int, int, int]:
+        """How many bodies the store has, how many of their numbers are not settled, and how many bodies have the number
+        of another one, which the list has lost.
+        """
 
 
 class Snapshot(NamedTuple):
@@ -30,7 +43,7 @@ class Snapshot(NamedTuple):
     history: which epoch has which of the numbers from 1 to taken + ready, ascending.
     confirmed: whether replicas have all of this, if they were asked, so that a failover does not lose it.
     warning: what endangers the bodies, with what to do; "" if nothing does.
-    partitions: with Kafka, epoch without its leader epoch -> the numbers up to which bodies are settled, and are there.
+    partitions: how the numbers are counted that are not those of one list; None: they are.
     """
 
     taken: int
@@ -42,7 +55,7 @@ class Snapshot(NamedTuple):
     history: list[Window] = []
     confirmed: bool = True
     warning: str = ""
-    partitions: dict[str, tuple[int, int]] = {}
+    partitions: Partitions | None = None
 
 
 class Process(NamedTuple):

@@ -20,7 +20,7 @@ from sluice.base.connect import client, connection, exchange, required
 from sluice.base.counters import Counts
 from sluice.spool import contract
 from sluice.spool.claim import Claim
-from sluice.spool.contract import LEASE_SECONDS, NAME, UNHURRIED_SECONDS, Keys
+from sluice.spool.contract import LEASE_SECONDS, NAME, RENEW_SECONDS, TIMEOUT_SECONDS, UNHURRIED_SECONDS, Keys
 from sluice.spool.errors import Lost
 
 # Limits of a claim
@@ -32,6 +32,35 @@ ERRORS_SECONDS = 15  # for which Redis keeps the errors of a worker that ends
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
+class Request:
+    """The next claim, once the reply to its request is read. read: reads it, once. is_there: whether it has come."""
+
+    def __init__(self, read: Callable[[], Claim | None], is_there: Callable[[], bool] = lambda: False) -> None:
+        self.read, self.is_there = read, is_there
+        self.lock = threading.Lock()
+        self.found: list[Claim | None] = []
+
+    def __call__(self) -> Claim | None:
+        """Wait for the reply. Raises: RedisError, once."""
+        with self.lock:
+            return self.take()
+
+    def known(self) -> Claim | None:
+        """The claim if its reply has come; for another thread. Raises: RedisError."""
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            return self.take() if self.found or self.is_there() else None
+        finally:
+            self.lock.release()
+
+    def take(self) -> Claim | None:
+        if not self.found:
+            self.found.append(None)
+            self.found[0] = self.read()
+        return self.found[0]
+
+
 class Outlet:
     """The worker's side of the list. Safe with threads, except where noted."""
 
@@ -41,10 +70,12 @@ class Outlet:
         """replicas: number of replicas of Redis that must confirm a claim, at least."""
         self.replicas = replicas
         self.redis = client(address, UNHURRIED_SECONDS)
+        # A reply that is lost must not hold up the next renewals until the lease has ended
+        self.renewing = client(address, RENEW_SECONDS)
         # An idle worker polls often, and polling through the client takes four times the CPU. It connects first.
         self.polling = connection(address, UNHURRIED_SECONDS, redis_connect_func=contract.open_layout)
         # This connection's name lists the claims that the worker holds, and disappears with the process.
-        self.reporting = connection(address, UNHURRIED_SECONDS)
+        self.reporting = connection(address, TIMEOUT_SECONDS)
         self.report_lock = threading.Lock()
         self.counts = Counts()
         self.reported = False  # errors, the last time
@@ -60,8 +91,8 @@ class Outlet:
 
     def request_claim(
         self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
-    ) -> Callable[[], Claim | None]:
-        """Send the command of `claim`. Call the returned function exactly once: it reads the reply."""
+    ) -> Request:
+        """Send the command of `claim`."""
         keys = Keys.of(stream)
         commands: list[tuple[Any, ...]] = [
             ("EVAL", contract.CLAIM, 7, *keys[:4], *keys[5:8], keys.claim, max_bodies, max_bytes, int(lease * 1000))
@@ -94,7 +125,7 @@ class Outlet:
         except BaseException:
             pool.release(link)
             raise
-        return read_reply
+        return Request(read_reply, lambda: bool(link.can_read(0)))
 
     def items(self, claim: Claim) -> list[bytes]:
         """The first items in order: as many as fit into memory, mostly all. Raises: Lost."""
@@ -118,7 +149,7 @@ class Outlet:
     def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
         """Make the lease end in `lease` seconds; False if the claim no longer exists."""
         keys = Keys.of(claim.stream)
-        return bool(self.redis.eval(contract.RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
+        return bool(self.renewing.eval(contract.RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
 
     def settle(self, claim: Claim, end: int | None = None) -> Claim | None:
         """Delete the bodies of a claim up to the one before `end`, which are in the store, and the marks that are no

@@ -171,28 +171,7 @@ class Bookkeeping(ABC, Generic[Db]):
     def persisted(self, db: Db, claim: Claim) -> int:
         return sum(min(last + 1, claim.end) - max(first, claim.first) for first, last in self.stored(db, claim))
 
-    def stored_in(self, stream: str, partitions: Mapping[str, tuple[int, int]]) -> tuple[int, int, int]:
-        """How many bodies of these partitions in Kafka are stored, how many of the numbers that they have are not
-        settled, and how many bodies have the number of another one, which the log has lost.
-
-        partitions: epoch without its leader epoch -> the last number that is settled, and the last one to count.
-        """
-        bodies = ahead = lost = 0
-        reached: Counter[str] = Counter()
-        with self.transaction(read=True) as db:
-            asked = "SELECT epoch, first, last FROM batches_ranges WHERE stream = ? ORDER BY first"
-            ranges = self.run(db, asked, (stream,))
-        for epoch, first, last in ranges:
-            partition = epoch.rpartition(".")[0]
-            settled, end = partitions.get(partition, (0, 0))
-            last, before = min(last, end), reached[partition]
-            bodies += max(0, last - first + 1)
-            ahead += max(0, last - max(first - 1, settled, before))
-            lost += max(0, min(last, before) - first + 1)
-            reached[partition] = max(last, before)
-        return bodies, ahead, lost
-
-    def publish_figures(self, cell: str, figures: dict[str, Any], epochs: Iterable[Epoch]) -> None:
+    def publish_figures(self, cell: str, figures: Mapping[str, Any], epochs: Iterable[Epoch]) -> None:
         """Replace the figures of a cell, and add the epochs of its list or bring their rows up to date."""
         put = (
             f"INSERT INTO batches_cells (cell, seen, figures) VALUES (?, {self.NOW}, ?) ON CONFLICT (cell) "

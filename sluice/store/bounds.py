@@ -8,6 +8,7 @@ from __future__ import annotations
 TURN_SECONDS = 1.0  # after which no further body is decoded in the same transaction
 KEEP_BATCHES = 5_000  # rows of `batches` that are kept
 FOLD_BATCHES = 1_000  # rows of `batches` that are folded in one transaction, which takes a few milliseconds
+KEEP_CHANGES = 100_000  # rows of `view_changes` that are kept
 EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200  # deleted by age in one transaction
 SEARCH_ROWS = 5_000  # that are searched for old ones in one transaction
 # Of the search for rejected records: insertions; then, of so many records, those that are left are buried together

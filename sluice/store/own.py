@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 from sluice import settings
 from sluice.base.files import read, replace
-from sluice.settings import SettingError
+from sluice.settings import SettingError, Settings
 from sluice.store.store import Store
 
 
@@ -26,6 +27,17 @@ def noted(home: Path) -> str:
     with contextlib.suppress(OSError):
         return read(home / settings.STORE).strip()
     return ""
+
+
+def require_file(s: Settings) -> None:
+    """Raises: SettingError if the file of SQLite is missing that the cell has used: a new one would be made."""
+    file = Path(s.store.removeprefix("sqlite:///"))
+    kept = settings.of_last_start(s.home).get("INGEST_STORE") == s.given.get("INGEST_STORE")
+    if s.store.startswith("sqlite:") and kept and noted(s.home) and not os.path.lexists(file):
+        raise SettingError(
+            f"INGEST_STORE: {file} is missing, where the cell of {s.home} has stored: put it back or mount its disk; "
+            f"or remove {s.home / settings.STORE}, for a new database."
+        )
 
 
 def require_own(store: Store[Any], home: Path) -> None:

@@ -281,6 +281,19 @@ class Store(Bookkeeping[Db]):
                 break
         return letters
 
+    def last_letters(self, stream: str, limit: int, size: int) -> list[tuple[DeadLetter, int]]:
+        """The newest dead letters of a stream, newest first, and the bytes of their bodies. size: bytes that are read.
+
+        An index finds them. Raises: Unavailable.
+        """
+        question = (
+            f"SELECT id, stream, {self.MICROS.format('received_at')}, substr(body, 1, ?), reason, whole, batch, seq, "
+            "length(body) FROM dead_letters WHERE stream = ? ORDER BY batch DESC, seq DESC LIMIT ?"
+        )
+        with self.transaction(read=True) as db:
+            found = self.run(db, question, (size, stream, limit))
+        return [(DeadLetter(*row[:8])._replace(whole=bool(row[5])), row[8]) for row in found]
+
     def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
         """(stream, reason, number of dead letters) for which `where` holds, most frequent first. Raises: ValueError.
 
@@ -445,6 +458,14 @@ class Store(Bookkeeping[Db]):
 
         question: SQL, with {} where the table stands.
         Raises: ValueError if `where` is not valid SQL.
+        """
+
+    @abstractmethod
+    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
+        """The columns of a stream's table and its last rows, newest first; none if there is no table.
+
+        A value is a text of at most so many characters, or None. It takes the same time for ever, and keeps no worker
+        waiting. Raises: Unavailable.
         """
 
     @abstractmethod

@@ -149,7 +149,7 @@ class Ledger(NamedTuple):
     purged: how many bodies of each epoch were purged, as the database knows it.
     duplicate: bodies that were not stored, because another one had their key.
     deleted: rows deleted by age. expired: bodies of which the last dead letter was deleted by age.
-    ahead: with Kafka, bodies that are stored and that the group of workers has not settled yet.
+    ahead: bodies that are stored, and that the list has not settled yet: see `Partitions`.
     """
 
     bodies: int

@@ -25,8 +25,6 @@ INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it 
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
 BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
-TOKENS = 64  # of a text that is mended that cost one record
-MENDED = 16  # of them that are replaced, the same
 FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -37,6 +35,7 @@ FLAT = re.compile(rb"\{(?:[^\"{}\[\]]++|" + STRING + rb")*+\}", re.DOTALL)
 BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|" + STRING + rb")*+([{}\[\]])", re.DOTALL)
 GAP = re.compile(rb"[ \t\r\n,]*+")
 LINE = re.compile(rb"[^\n]++")
+TRAILING = re.compile(r"trailing characters \(byte (\d+)\)$")
 TOGETHER = re.compile(rb"\}[ \t\r]*+\{")
 NOT_JSON = "not JSON: "  # the reasons of what is no JSON begin so
 
@@ -232,30 +231,36 @@ def elements(array: bytes, budget: Budget) -> Iterator[bytes]:
 
     The array must have passed `check_json`.
     """
-    at = array.index(b"[") + 1
+    view, at = memoryview(array), array.index(b"[") + 1
     while True:
         gap = GAP.match(array, at)
         assert gap
-        start = at = gap.end()
-        opening = array[at : at + 1]
+        start = gap.end()
+        opening = array[start : start + 1]
         if opening == b"]":
             return
-        if match := (TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR).match(array, at):
-            at = match.end()
-        if opening == b"[" or not match:
-            at, depth, count = start, 0, 0
-            while (depth or at == start) and budget.left > 0:
-                match = BRACKET.match(array, at)
-                assert match
-                depth += 1 if match[1] in b"{[" else -1
-                at = match.end()
-                count += 1
-                budget.left -= not count % BRACKETS
         if (left := budget.left) <= 0:
             yield Remainder(array[start:])
             return
-        yield array[start:at]
+        flat = None if opening == b"[" else TEXT if opening == b'"' else FLAT if opening == b"{" else SCALAR
+        if flat and (match := flat.match(array, start)):
+            at = match.end()
+            yield array[start:at]
+        else:
+            at = start + end_of_value(view[start:])
+            yield array[start:at].rstrip()
         budget.pay(left)
+
+
+def end_of_value(text: memoryview) -> int:
+    """Where the first JSON value of a text ends: msgspec skips it, and names the place of what is behind it."""
+    try:
+        skip(text)
+    except msgspec.DecodeError as error:
+        if found := TRAILING.search(str(error)):
+            return int(found[1]) - 1
+        raise
+    return len(text)
 
 
 def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
@@ -330,26 +335,6 @@ def parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Ite
             budget.pay(left)
         else:
             budget.left -= 1
-
-
-def replace(
-    pattern: re.Pattern[bytes], better: Callable[[re.Match[bytes]], bytes], text: bytes, budget: Budget
-) -> bytes:
-    """The text with each token of the pattern in its better form, but for its first group. Raises: Exhausted."""
-    made, done, mended = bytearray(), 0, 0
-    for count, token in enumerate(pattern.finditer(text), 1):
-        if not count % TOKENS:
-            budget.work(1)
-        if token.lastindex:
-            continue
-        if (part := better(token)) != token[0]:
-            mended += 1
-            if not mended % MENDED:
-                budget.work(1)
-            made += text[done : token.start()]
-            made += part
-            done = token.end()
-    return bytes(made + text[done:]) if done else text
 
 
 def is_form(body: bytes, name: bytes) -> bool:

@@ -7,15 +7,19 @@ from sluice.parsers import DEAD
 from sluice.streams import gps, logs, metrics, votes
 from sluice.streams.guard import GUARD
 from sluice.streams.record import Gps, Log, Metric, Vote
-from sluice.streams.registry import Stream, built_in
+from sluice.streams.registry import Stream, formats_of
 from sluice.streams.schema import case_conflict, stream_problem
 from sluice.streams.unique import Rule
 
+METRICS = metrics.MetricsDecoder(metrics.Plain, metrics.build, formats_of("metrics"))
+GPS = gps.GpsDecoder(gps.Plain, gps.build, formats_of("gps"))
+LOGS = logs.LogsDecoder(dict, logs.build, formats_of("logs"))
+VOTES = votes.VotesDecoder(votes.Plain, votes.build, formats_of("votes"))
 STREAMS: dict[str, Stream] = {
-    "metrics": built_in("metrics", Metric, metrics.MetricsDecoder, metrics.Plain, metrics.build),
-    "gps": built_in("gps", Gps, gps.GpsDecoder, gps.Plain, gps.build),
-    "logs": built_in("logs", Log, logs.LogsDecoder, dict, logs.build),
-    "votes": built_in("votes", Vote, votes.VotesDecoder, votes.Plain, votes.build),
+    "metrics": Stream("metrics", Metric, METRICS.fast_path(), precision="ns", content=True, typed=True),
+    "gps": Stream("gps", Gps, GPS.fast_path(Gps), content=True),
+    "logs": Stream("logs", Log, LOGS.fast_path(), content=True),
+    "votes": Stream("votes", Vote, VOTES.fast_path(Vote)),  # two voters may say the same in the same second
 } | {name: registry.load(target) for name, target in registry.declared("streams").items()}
 
 

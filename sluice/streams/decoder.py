@@ -22,11 +22,9 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.http.routes import pattern, varies
 from sluice.streams import body as bodies
-from sluice.streams import multipart
 from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
-from sluice.streams.encoding import GZIP, ZSTD, inflated
+from sluice.streams.encoding import compressed, inflated
 from sluice.streams.format import Format
-from sluice.streams.json_repair import repair_json
 from sluice.streams.message import Message, named_object, parse
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, nanoseconds_of
@@ -48,8 +46,16 @@ MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead
 
 
 @cache
-def openers() -> list[tuple[str, str]]:
-    return [*registry.declared("openers").items()]
+def openers() -> list[tuple[str, str, str]]:
+    """Header field, beginning of its value in lower case, and what opens a body with such a field."""
+    keys = ((*key.partition(": "), target) for key, target in registry.declared("openers").items())
+    return [(name, begin.lower(), target) for name, _, begin, target in keys]
+
+
+@cache
+def repairer() -> Callable[[bytes, Budget], bytes]:
+    """What mends a text that is no JSON; nothing does unless a contribution declares it."""
+    return next(registry.hooks("repair"), lambda text, budget: b"")
 
 
 class Decoder:
@@ -62,14 +68,14 @@ class Decoder:
         try:
             message = parse(item)
             body = message.body if message else item
-            if message or body.startswith((GZIP, ZSTD)):
+            if message or body.startswith(compressed()):
                 body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
             budget = Budget(limits, len(body))
             try:
                 return self.decode_body(body, message, budget)
             except Exception as error:
                 is_mended = self.mends and bodies.reason(error).startswith(NOT_JSON)
-                repaired = repair_json(body, budget) if is_mended else b""
+                repaired = repairer()(body, budget) if is_mended else b""
                 if not 0 < len(repaired) <= limits.inflated:
                     raise
             return self.decode_body(repaired, message, budget)
@@ -79,11 +85,8 @@ class Decoder:
     def decode_body(self, body: bytes, message: Message | None, budget: Budget) -> Decoded:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
         try:
-            opener = next((target for name, target in openers() if message.field(name)), "") if message else ""
-            if opener:
-                results = load(opener)(self.contents, body, message, budget)
-            else:
-                results = self.contents(body, message, budget)
+            opener = message and next((each[2] for each in openers() if is_opened(message, *each[:2])), "")
+            results = load(opener)(self, body, message, budget) if opener else self.contents(body, message, budget)
             decoded = collect(results, message, budget)
         except Empty as empty:
             return Decoded((), (), {empty.kind: 1})
@@ -178,8 +181,6 @@ class JsonDecoder(Decoder):
         for begins, decoder in self.beginnings:
             if begins.match(body):
                 return load(decoder)(body, message, budget)
-        if not body.startswith((b"{", b"[")) and (boundary := multipart.boundary_of(message)):
-            return self.multipart(multipart.split(body, boundary, budget.limits), message, budget)
         if bodies.UTF16.match(body):  # as PowerShell writes a file
             body = body.decode("utf-16").encode()
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
@@ -263,18 +264,6 @@ class JsonDecoder(Decoder):
         (name, value), *others = fields.items() or [("", "")]
         unknown = name not in getattr(self.wire, "__struct_encode_fields__", ())
         return value.encode() if unknown and not others and value.startswith(("{", "[")) else b""
-
-    def multipart(self, parts: multipart.Parts, message: Message | None, budget: Budget) -> list[Result]:
-        """The record of the fields of a form, and a reject of its files."""
-        results: list[Result] = []
-        if parts.fields:
-            try:
-                results += self.form_records(parts.fields, message, budget)
-            except Exception as error:  # any exception of a user's record type
-                results.append(Reject(parts.plain, bodies.reason(error)))
-        if parts.files:
-            results.append(Reject(parts.files, "files of a form are not stored"))
-        return results
 
     def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
         """The records of a form: one, in which the last value of a name counts. Raises: any exception."""
@@ -379,12 +368,12 @@ def decode_parts(
 
 
 def mended(part: bytes, budget: Budget) -> bytes:
-    """A part that is no JSON as `repair_json` makes it; b"" if that is not possible, or too much."""
+    """A part that is no JSON as `repairer` makes it; b"" if that is not possible, or too much."""
     if budget.left <= 0:
         return b""
     budget.attempt(len(part))
     try:
-        return repair_json(part, budget)
+        return repairer()(part, budget)
     except Exhausted:
         return b""
 
@@ -449,9 +438,14 @@ class Rejects:
             self.head = self.message.head()
         self.budget.charge(len(self.head) + len(part))
         # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
-        if part.startswith((GZIP, ZSTD)) or START.match(part):
+        if part.startswith(compressed()) or START.match(part):
             part = b"\n" + part
         self.rejects.append(Reject(self.head + part, one_line(reason)))
+
+
+def is_opened(message: Message, name: str, begin: str) -> bool:
+    value = message.field(name)
+    return bool(value) and value.lower().startswith(begin)
 
 
 def out_of_range(number: float) -> Invalid:

@@ -1,32 +1,41 @@
 """Content codings (RFC 9110, 8.4.1): what a compressed body inflates to, in bounded memory and time.
 
-gzip and zstd are known by the first bytes, whatever the head says; the others by Content-Encoding, so the gateway keeps
-their heads (sluice/http/request.py).
+gzip is known by the first bytes, whatever the head says; deflate by Content-Encoding, so the gateway keeps its head
+(sluice/http/request.py). Contributions have other codings, of either kind.
 """
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from sluice.http.request import SNAPPY, codings
+from sluice import registry
+from sluice.http.request import listed
+from sluice.registry import Coding
 from sluice.streams.record import Invalid
 
 GZIP = b"\x1f\x8b"
-ZSTD = b"\x28\xb5\x2f\xfd"
-FRAMED = b"\xff\x06\x00\x00sNaPpY"  # a stream of snappy (google/snappy, framing_format.txt)
 CHUNK = 1 << 16
 MEMBERS = 1_000  # of a gzip file, or frames of zstd: each takes as long as 100 KB, and an empty one has 20 bytes
-SNAPPY_GROWTH = 22  # bytes of content that a byte of snappy makes, at most: three copy 64
-# What cramjam says of a stream
-SNAPPY_ERRORS = {
-    "failed to write whole buffer": "inflates to more than {limit} bytes",
-    "failed to fill whole buffer": "truncated",
-}
-WINDOW_BYTES = 8 << 20  # that zstd may ask for in HTTP (RFC 9659)
+
+
+@cache
+def codings() -> dict[str, Coding]:
+    """Those of contributions, by the name in Content-Encoding."""
+    return registry.declared("codings")
+
+
+@cache
+def compressed() -> tuple[bytes, ...]:
+    """How compressed bodies begin that are known by that."""
+    return GZIP, *(coding.magic for coding in codings().values() if coding.magic)
+
+
+def by(coding: Coding) -> Callable[[bytes, int], bytes]:
+    function: Callable[[bytes, int], bytes] = coding.load()
+    return function
 
 
 def inflated(body: bytes, encoding: str, limit: int) -> bytes:
@@ -37,26 +46,18 @@ def inflated(body: bytes, encoding: str, limit: int) -> bytes:
     """
     encoding = encoding.lower()
     if "," in encoding:
-        for coding in reversed(codings(encoding)):
+        for coding in reversed(listed(encoding)):
             body = inflated(body, coding, limit)
         return body
-    if encoding in SNAPPY:
-        return unsnapped(body, limit)
+    named = codings().get(encoding)
+    if named and not named.magic:
+        return by(named)(body, limit) if body else body
     if body.startswith(GZIP):
         return joined("gzip", body, partial(zlib.decompressobj, 31), GZIP, limit)
-    if body.startswith(ZSTD):
-        return joined("zstd", body, unzstd(), ZSTD, limit)
+    for known in codings().values():
+        if known.magic and body.startswith(known.magic):
+            return by(known)(body, limit)
     return deflated(body, limit) if encoding == "deflate" and body else body
-
-
-def unzstd() -> Callable[[], Any]:
-    """What makes a decompressor. Imported when it is needed."""
-    if sys.version_info >= (3, 14):
-        from compression import zstd
-    else:
-        from backports import zstd
-    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_BYTES.bit_length() - 1}
-    return lambda: zstd.ZstdDecompressor(options=options)
 
 
 def joined(name: str, data: bytes, start: Callable[[], Any], magic: bytes, limit: int) -> bytes:
@@ -95,26 +96,3 @@ def deflated(data: bytes, limit: int) -> bytes:
     # no sender's raw data begins like a head of zlib: it would be an uncompressed block with a bit set in its padding
     is_zlib = len(data) > 1 and data[0] & 0x8F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
     return joined("deflate", data, lambda: zlib.decompressobj(15 if is_zlib else -15), b"", limit)
-
-
-def unsnapped(data: bytes, limit: int) -> bytes:
-    """The content of a block of snappy (google/snappy, format_description.txt), or of a stream of it.
-
-    A block begins with its size, and only as much is allocated. Raises: Invalid.
-    """
-    if not data:
-        return data
-    import cramjam  # needed for few senders
-
-    try:
-        if data.startswith(FRAMED):
-            content = bytearray(min(limit, SNAPPY_GROWTH * len(data)))
-            size = cramjam.snappy.decompress_into(data, content)
-            return bytes(memoryview(content)[:size])
-        size = cramjam.snappy.decompress_raw_len(data)
-        if size > limit:
-            raise Invalid(f"snappy: inflates to more than {limit} bytes")
-        return bytes(cramjam.snappy.decompress_raw(data))
-    except cramjam.DecompressionError as error:
-        text = str(error).removeprefix("snappy: ")
-        raise Invalid("snappy: " + SNAPPY_ERRORS.get(text, text).format(limit=limit)) from None

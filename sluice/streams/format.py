@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 from sluice.http.routes import Reply
 
-# In whose members log libraries and shippers wrap their records
-ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "params", "items"
-
 
 class Format(NamedTuple):
     """A wire format of a stream, other than the plain objects and forms that every stream has.

@@ -9,7 +9,6 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.streams import body as bodies
-from sluice.streams import multipart
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import Decoder, Result, check_text, out_of_range
 from sluice.streams.message import Message
@@ -25,8 +24,6 @@ class LineDecoder(Decoder):
 
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
-        if multipart.boundary_of(message):  # some of its lines could pass for records
-            raise Invalid("multipart: this stream takes lines")
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         for line in bodies.lines(body, budget):
             if isinstance(line, Remainder):

@@ -94,16 +94,9 @@ class Loose(Plain):
     labels: dict[str, msgspec.Raw] | list[Any] | None = None  # type: ignore[assignment]
 
 
-class Tsdb(Loose):
-    """A data point of OpenTSDB (its HTTP API, /api/put), whose value may be a number in a text."""
-
-    name: Text = msgspec.field(name="metric")
-
-
 REMEDY = "; for an object of numbers, name it: /metrics?name=NAME"
 read_loose = reader(Loose)
 read_flat = msgspec.json.Decoder(dict[str, Any]).decode
-read_tsdb = reader(Tsdb)
 
 
 def from_text(text: str) -> Value:
@@ -161,24 +154,21 @@ def scalar_time(value: Any) -> Time:
     return value if isinstance(value, int | float | str) and not isinstance(value, bool) else None
 
 
+def from_loose(wire: Loose) -> Metric:
+    """The record of an object that is not a plain one. Raises: Invalid, Empty."""
+    if wire.value is None:
+        raise Empty("null")
+    tags: Any = wire.tags or wire.labels
+    tags = listed(tags) if isinstance(tags, list) else texts(tags)
+    return build(msgspec.structs.replace(wire, tags=tags, labels=None, itemid=None))
+
+
 class MetricsDecoder(JsonDecoder):
     bounded = False  # tags and fields take about 20 bytes of memory per byte
 
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
-        try:
-            wire = read_loose(part, budget)
-        except Invalid:
-            if b'"metric"' not in part:
-                raise
-            wire = read_tsdb(part, budget)
-            if isinstance(wire.value, str):
-                wire.value = from_text(wire.value)
-        if wire.value is None:
-            raise Empty("null")
-        tags: Any = wire.tags or wire.labels
-        tags = listed(tags) if isinstance(tags, list) else texts(tags)
-        return self.build(msgspec.structs.replace(wire, tags=tags, labels=None, itemid=None))
+        return from_loose(read_loose(part, budget))
 
     @override
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:

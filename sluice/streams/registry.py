@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sluice import registry
 from sluice.settings import BATCH, Settings
 from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder
+from sluice.streams.format import Format
 from sluice.streams.lines import LineDecoder
-from sluice.streams.record import Decoded, Gps, Limits, Metric, Record, Vote
+from sluice.streams.record import Decoded, Limits, Record
 from sluice.streams.unique import Recent, Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
@@ -25,6 +26,7 @@ class Stream(NamedTuple):
         never raises, and depends on nothing but its arguments.
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     precision: "ms", or "ns" for times to the nanosecond.
+    typed: its column `value` has values of several types, which `type` names, and `tags` is a map: see `Metric`.
     content, unique, key, recent: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
@@ -38,6 +40,7 @@ class Stream(NamedTuple):
     key: Callable[[Sequence[Record]], bytes] | None = None
     recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
     rule: Rule | None = None
+    typed: bool = False
 
 
 def stream(
@@ -79,13 +82,9 @@ def stream(
     return Stream(name, record, decode, None, precision, unique=fields or None)
 
 
-def built_in(name: str, record: type[Record], decoder: type[JsonDecoder], wire: type, build: Any) -> Stream:
-    """A stream that comes with Sluice, with its wire formats."""
-    formats = [known for known in registry.formats() if known.stream == name]
-    decode = decoder(wire, build, formats).fast_path(record if record in (Gps, Vote) else None)
-    precision = "ns" if record is Metric else "ms"
-    content = record is not Vote  # two voters may say the same in the same second
-    return Stream(name, record, decode, precision=precision, content=content)
+def formats_of(stream: str) -> list[Format]:
+    """The wire formats of a stream."""
+    return [known for known in registry.formats() if known.stream == stream]
 
 
 def limits(config: Settings) -> Limits:

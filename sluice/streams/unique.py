@@ -36,7 +36,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sluice.http.request import KEYED, idempotency_key
-from sluice.streams.encoding import GZIP, ZSTD, inflated
+from sluice.streams.encoding import compressed, inflated
 from sluice.streams.message import KEPT, Message, lowered, parse, raw_field, sender
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.times import SECOND, in_utc
@@ -44,9 +44,10 @@ from sluice.streams.times import SECOND, in_utc
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
 # Hashes are SHA-256: with the processor's instructions for it, 9 kB take half the time of BLAKE2b (python -m timeit)
 CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time in four bytes: 16 together
-SPECIAL = frozenset((b"P", GZIP[:1], ZSTD[:1]))  # how kept messages and compressed bodies begin
+SPECIAL = frozenset((b"P", *(magic[:1] for magic in compressed())))  # how kept messages and compressed bodies begin
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
+KEYED_BYTES = tuple(name.lower().encode() for name in KEYED)
 STEPS = 10  # of the time in which a content counts: by one of them it may count longer
 FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
 
@@ -139,7 +140,7 @@ def sent_by(item: bytes) -> bytes:
 def given_key(message: Message) -> bytes:
     """The key that the sender of a message gave, with the name of its field; b"" if there is none."""
     fields = lowered(message.fields)
-    for name in KEYED:
+    for name in KEYED_BYTES:
         if b"\r\n" + name + b":" not in fields:
             continue
         value = raw_field(message.fields, name.decode())

@@ -943,6 +943,7 @@ def test_a_reload_under_load_fails_no_request(redis: Redis, kind: str, workers: 
         assert "Traceback" not in running.server.said()
 
 
+@pytest.mark.nightly
 def test_max_requests_replaces_processes_and_fails_no_request(kind: str) -> None:
     with site("support.wsgi_apps:echo", "--max-requests", 100, *PATIENT) as running:
         with Load(lambda: running[kind], 4) as load:
@@ -1181,6 +1182,7 @@ def test_a_refusal_of_one_stream_does_not_affect_another_in_the_same_commit(redi
     assert redis.items("gps") == [b"x"] and len(redis.items("metrics")) == 2
 
 
+@pytest.mark.nightly
 def test_a_redis_that_hangs_delays_each_request_by_one_timeout_at_most() -> None:
     """Health checks and both lanes. Each client here waits 10 s, and Redis gets 3 s for a reply."""
     with short_tmp() as tmp, redis_server(tmp) as server, site("ingest:app", redis=server) as running:
@@ -1231,6 +1233,7 @@ def post_fork(server, worker):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_sigterm_right_after_the_fork_ends_the_new_process(tmp: Path, runtime: str) -> None:
     conf = tmp / "forked.py"

@@ -25,15 +25,16 @@ from google.protobuf.message import DecodeError  # noqa: E402
 
 from sluice import settings  # noqa: E402
 from sluice.contrib.formats import written  # noqa: E402
+from sluice.contrib.formats.codings import unsnapped  # noqa: E402
 from sluice.contrib.formats.otlp import Protobuf  # noqa: E402
 from sluice.contrib.formats.prometheus import messages  # noqa: E402
-from sluice.contrib.formats.register import MSGPACK  # noqa: E402
+from sluice.contrib.formats.register import MSGPACK, ZSTD  # noqa: E402
 from sluice.http.request import sender_head  # noqa: E402
 from sluice.streams import built_in as streams  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
-from sluice.streams.encoding import GZIP, ZSTD, inflated, unsnapped  # noqa: E402
+from sluice.streams.encoding import GZIP, inflated  # noqa: E402
 from sluice.streams.message import parse, sender  # noqa: E402
 from sluice.streams.record import Gps, Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402

@@ -22,8 +22,9 @@ from typing import TypeVar
 import pytest
 
 from proving.harness import PATIENCE, answer, environment, free_port, installation, poll, post, short_tmp
+from sluice.places import ROOT
 from sluice.run import configure
-from sluice.run.configure import ROOT, has_ipv6
+from sluice.run.configure import has_ipv6
 from support.access import curl, keys
 from support.folders import has, needs
 from support.nginx_front import front
@@ -265,11 +266,13 @@ def started(prepare: Callable[[], None]) -> str:
 BOTH = "listen PORT backlog=65535 reuseport;\n{}listen [::]:PORT backlog=65535 reuseport;"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="its system calls have other numbers")
 def test_a_machine_whose_kernel_has_no_ipv6_starts() -> None:
     assert started(without_ipv6_sockets) == BOTH.format("# without IPv6: ")
 
 
+@pytest.mark.nightly
 @needs_root
 @needs_ipv6
 def test_a_machine_whose_ipv6_is_disabled_starts() -> None:

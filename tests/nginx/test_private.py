@@ -67,6 +67,7 @@ def listeners(up: Server) -> set[tuple[str, str, int]]:
     return found
 
 
+@pytest.mark.nightly
 def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
     with installation(tmp) as up:
         programs = {"up", "redis", "worker", "gateway", "nginx", *["views", "follower", "reader"] * has("views")}
@@ -74,6 +75,7 @@ def test_nothing_but_nginx_listens_on_the_network(tmp: Path) -> None:
         assert listeners(up) == {("nginx", "tcp", up.port)} | ({("nginx", "tcp6", up.port)} if has_ipv6() else set())
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_open_neither_sockets_nor_files(tmp: Path) -> None:
     tmp.chmod(0o755)
@@ -120,6 +122,7 @@ def read(up: Server, target: str, headers: dict[str, str]) -> Answer:
     return answer
 
 
+@pytest.mark.nightly
 @needs("access", "views")
 def test_neither_bodies_nor_secrets_are_in_any_log(tmp: Path) -> None:
     (tmp / "own.py").write_text(OWN)

@@ -213,6 +213,7 @@ def chunks(choices: generated_requests.Choices) -> bytes:
     return data + end()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("one", [chunks, generated_requests.stream])
 def test_all_servers_read_a_random_mix_alike_or_reject_it(
     servers: Servers, one: Callable[[generated_requests.Choices], bytes]

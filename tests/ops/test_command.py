@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from proving.harness import ROOT, environment
+from proving.harness import ROOT, ask, environment, free_port, get, poll, post, running
+from sluice import __version__
 from sluice.account import STATES
 from sluice.ops import __main__ as command
 from sluice.ops.__main__ import parser
@@ -22,8 +22,8 @@ from sluice.streams.built_in import STREAMS
 from support.folders import has, needs
 from support.operator_verbs import sluice
 
-(VERSION,) = re.findall(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.M)
 VERBS = command.verbs()
+PROGRAMS = [ROOT / name for name in ("ingest.py", "worker.py", "gunicorn.conf.py")]
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
 
 
@@ -104,7 +104,7 @@ def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
 
 
 def test_the_version_is_that_of_the_package(tmp: Path) -> None:
-    assert sluice(tmp, "--version") == (0, f"sluice {VERSION}\n", "")
+    assert sluice(tmp, "--version") == (0, f"sluice {__version__}\n", "")
 
 
 @pytest.mark.contract
@@ -127,33 +127,62 @@ def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -
 
 
 @pytest.mark.contract
-@pytest.mark.parametrize("verb, what", [("reload", "reload"), ("drill", "the drill")])
-def test_outside_a_checkout_a_verb_that_needs_one_fails_with_one_line(verb: str, what: str, tmp: Path) -> None:
+def test_outside_a_checkout_the_drill_fails_with_one_line(tmp: Path) -> None:
     shutil.copytree(ROOT / "sluice", tmp / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "sluice.ops", verb]
+    command = [sys.executable, "-m", "sluice.ops", "drill"]
     env = environment(tmp) | {"PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
     done = subprocess.run(command, cwd=tmp, env=env, capture_output=True, text=True, timeout=60)
-    line = f"sluice: {what} needs a checkout of Sluice: run its bin/sluice instead.\n"
+    line = "sluice: the drill needs a checkout of Sluice: run its bin/sluice instead.\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
-@pytest.mark.nightly
-def test_the_installed_package_has_the_command_and_the_names_for_users_modules(tmp: Path) -> None:
-    """`pip install .` into an empty virtual environment; it then borrows the requirements of this one."""
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel of this checkout. It borrows the requirements of this one."""
+    tmp = tmp_path_factory.mktemp("package")
     source, venv = tmp / "source", tmp / "venv"
-    shutil.copytree(ROOT / "sluice", source / "sluice")
-    for name in "setup.cfg", "pyproject.toml", "README.md", "LICENSE":
+    for name in "sluice", "nginx", "deploy":
+        shutil.copytree(ROOT / name, source / name)
+    for name in "setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", *(path.name for path in PROGRAMS):
         shutil.copy(ROOT / name, source)
     run = partial(subprocess.run, check=True, cwd=source, env=environment(tmp), capture_output=True, text=True)
     run([sys.executable, "-c", f"from setuptools.build_meta import build_wheel; build_wheel({str(tmp)!r})"])
     run([sys.executable, "-m", "venv", "--without-pip", venv])
     pip = "pip", "--python", venv / "bin/python", "install", "--no-index", "--no-deps", "--no-compile"
     run([sys.executable, "-m", *pip, *tmp.glob("*.whl")])
-    (place,) = venv.glob("lib/*/site-packages")
     assert run([venv / "bin/sluice", "--help"], cwd=tmp).stdout.startswith("usage: sluice ")  # needs no other package
-    assert run([venv / "bin/sluice", "--version"], cwd=tmp).stdout == f"sluice {VERSION}\n"
+    (place,) = venv.glob("lib/*/site-packages")
     (place / "requirements.pth").write_text(sysconfig.get_path("purelib"))
+    return venv
+
+
+@pytest.mark.nightly
+def test_the_package_has_the_command_and_the_names_for_users_modules(package: Path, tmp: Path) -> None:
+    run = partial(subprocess.run, cwd=tmp, env=environment(tmp), capture_output=True, text=True)
+    assert run([package / "bin/sluice", "--version"]).stdout == f"sluice {__version__}\n"
     program = "import sluice; from sluice import Record, stream, Route; print(sluice.__file__)"
-    assert run([venv / "bin/python", "-c", program], cwd=tmp).stdout == f"{place}/sluice/__init__.py\n"
-    done = run([venv / "bin/sluice", "status"], cwd=tmp, check=False)
+    (place,) = package.glob("lib/*/site-packages")
+    assert run([package / "bin/python", "-c", program]).stdout == f"{place}/sluice/__init__.py\n"
+    done = run([package / "bin/sluice", "status"])
     assert (done.returncode, done.stdout.split()[0]) == (1, "stream")
+
+
+@pytest.mark.nightly
+@needs("views")
+def test_the_package_takes_stores_and_shows_a_post_and_reloads(package: Path, tmp: Path) -> None:
+    """All that a checkout runs, from another folder, in the user's data folder."""
+    port = free_port()
+    env = environment(tmp, {"INGEST_PORT": port}) | {"XDG_DATA_HOME": str(tmp)}
+    del env["INGEST_HOME"]
+    sluice = partial(subprocess.run, cwd="/", env=env, capture_output=True, text=True, timeout=60)
+    with running([package / "bin/sluice", "up"], tmp / "out", env, cwd=tmp):
+        poll(lambda: get(port, "/readyz")[0] == 200)
+        assert post(port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200
+        poll(lambda: ask(tmp / "sluice", "SELECT choice FROM votes") == [("a",)])
+        poll(lambda: b'"total":1' in get(port, "/votes/tally?poll=p")[2])
+        assert sluice([package / "bin/sluice", "status"]).returncode == 0
+        assert "INGEST_PORT" in sluice([package / "bin/sluice", "settings"]).stdout
+        reloaded = sluice([package / "bin/sluice", "reload"])
+        assert (reloaded.returncode, reloaded.stderr) == (0, "")
+        again = sluice([package / "bin/sluice", "up"])
+        assert again.stderr.startswith("sluice: sluice up already runs")

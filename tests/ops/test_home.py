@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -16,10 +17,11 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, redis_server
 from sluice import settings
+from sluice.base import disk
 from sluice.base.files import read, replace
 from sluice.run import configure
 from sluice.run.services import contents
-from sluice.run.up import check_home
+from sluice.run.up import check_home, check_places
 from support.operator_verbs import push, sluice, vote
 
 pytestmark = pytest.mark.contract
@@ -38,9 +40,11 @@ def start(tmp: Path, **env: object) -> settings.Settings:
     return s
 
 
-def burst(tmp: Path, **env: object) -> None:
+def burst(tmp: Path, **env: object) -> str:
+    """What it says."""
     command = [sys.executable, "worker.py", "burst"]
-    subprocess.run(command, env=environment(tmp, env), cwd=ROOT, check=False, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(command, env=environment(tmp, env), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return done.stderr
 
 
 def dump(file: Path) -> list[tuple]:
@@ -70,17 +74,43 @@ def test_a_verb_has_the_settings_of_the_last_start_and_the_environment_overrides
     assert sluice(tmp, "expire")[1] == "INGEST_KEEP keeps everything.\n"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("status",), ("dead",), ("replay",), ("discard", "--yes"), ("expire",), ("backup", "copy")),
-        *(("restore", "--replace", "copy"), ("purge", "--missing", "--yes", "votes")),
-    ],
-    ids=lambda words: words[0],
-)
-def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(
-    words: tuple[str, ...], tmp: Path, redis: Server
-) -> None:
+def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_changes_next(tmp: Path) -> None:
+    file = tmp / settings.FILE
+    store = "postgresql://ann:secret@h/db"
+    file.write_text(f"INGEST_KEEP=30d\nINGEST_MAX_BODY=2m\nINGEST_STORE='{store}'\n")
+
+    def shown(*words: str, **env: object) -> list[list[str]]:
+        code, out, complaints = sluice(tmp, "settings", *words, INGEST_VIEWS="", **env)
+        assert (code, complaints) == (0, "")
+        return [re.split("  +", line) for line in out.splitlines()]
+
+    head, *before = shown()
+    assert head == ["setting", "value", "from", "what it is for"]
+    assert ["INGEST_KEEP", "30d", "settings", "age at which rows and dead letters are deleted"] in before
+    assert ["INGEST_STORE", "postgresql://ann:…@h/db", "settings", "the database"] in before
+    configure.write(settings.load(environment(tmp, {"INGEST_LOG": "json"}), file=True))
+    file.write_text(f"INGEST_KEEP=60d\nINGEST_STORE='{store}'\n")
+    after = shown(INGEST_REPLICAS="2")
+    assert [line[:3] for line in after[1:]] == [
+        ["INGEST_HOME", str(tmp), "environment"],
+        ["INGEST_REPLICAS", "2", "environment"],
+        ["INGEST_MAX_BODY", "2m", "last start"],
+        ["INGEST_STORE", "postgresql://ann:…@h/db", "settings"],
+        ["INGEST_KEEP", "30d", "last start"],
+        ["INGEST_LOG", "json", "last start"],
+        [f"INGEST_KEEP: the next start has 60d, from {file}."],
+    ]
+    everything = [line[0] for line in shown("--all")[1:-1]]
+    assert everything == settings.variables()
+
+
+REFUSED = [
+    *(("status",), ("dead",), ("replay",), ("discard", "--yes"), ("expire",), ("backup", "copy")),
+    *(("restore", "--replace", "copy"), ("purge", "--missing", "--yes", "votes")),
+]
+
+
+def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(tmp: Path, redis: Server) -> None:
     start(tmp)
     push(redis, vote("a"), b"bad")
     burst(tmp)
@@ -89,12 +119,55 @@ def test_a_verb_refuses_a_database_that_is_not_the_one_of_the_cell(
     other = {"INGEST_STORE": f"sqlite:///{tmp}/other.db", "INGEST_KEEP": "votes=30d", "INGEST_SPOOL": redis.socket}
     burst(tmp, INGEST_HOME=tmp / "other", **other)  # another cell stores there
     before = dump(tmp / "other.db"), copy.read_bytes()
-    code, _, complaints = sluice(tmp, *(str(copy) if word == "copy" else word for word in words), **other)
-    assert code == (1 if words[0] in ("status", "purge") else 2)
-    (line,) = complaints.splitlines()
-    assert line.startswith(f"sluice: INGEST_STORE is not the database in which the cell of {tmp} stores")
-    assert (dump(tmp / "other.db"), copy.read_bytes()) == before
+    for words in REFUSED:
+        code, _, complaints = sluice(tmp, *(str(copy) if word == "copy" else word for word in words), **other)
+        assert code == (1 if words[0] in ("status", "purge") else 2), words
+        (line,) = complaints.splitlines()
+        assert line.startswith(f"sluice: INGEST_STORE is not the database in which the cell of {tmp} stores")
+        assert (dump(tmp / "other.db"), copy.read_bytes()) == before, words
     assert "purged" not in sluice(tmp, "status")[1]
+
+
+def test_no_new_database_takes_the_place_of_one_that_is_missing(tmp: Path, redis: Server) -> None:
+    """Its disk is not mounted, perhaps."""
+    start(tmp)
+    push(redis, vote("a"))
+    burst(tmp)
+    away = tmp / "away"
+    (tmp / "ingest.db").rename(away)
+    push(redis, vote("b"))
+    said = burst(tmp)
+    line = f"sluice: INGEST_STORE: {tmp}/ingest.db is missing, where the cell of {tmp} has stored: put it back or mount"
+    assert said.startswith(line) and len(said.splitlines()) == 1
+    with pytest.raises(settings.SettingError, match="put it back or mount its disk"):
+        check_places(settings.load(environment(tmp, {})))
+    assert not (tmp / "ingest.db").exists()
+    away.rename(tmp / "ingest.db")
+    burst(tmp)
+    assert ask(tmp, "SELECT choice FROM votes") == [("a",), ("b",)]
+    for path in tmp.glob("ingest.db*"):
+        path.unlink()
+    (tmp / settings.STORE).unlink()
+    assert "INGEST_STORE is another database than before" in burst(tmp)
+    assert (tmp / "ingest.db").exists()
+
+
+def test_no_home_is_made_where_a_disk_should_be_mounted(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp / "disk a").mkdir()
+    fstab = tmp / "fstab"
+    fstab.write_text(f"# comment\n\nUUID=1 / ext4 defaults 0 1\nUUID=2 {tmp}/disk\\040a ext4 nofail 0 2\n")
+    monkeypatch.setattr(disk, "FSTAB", fstab)
+    home = tmp / "disk a/sluice"
+    with pytest.raises(
+        settings.SettingError, match=r"INGEST_HOME: no disk is mounted at .*/disk a, as /etc/fstab says"
+    ):
+        check_home(home)
+    assert not home.exists()
+    mounts = tmp / "mounts"
+    mounts.write_text(f"/dev/sdb {tmp}/disk\\040a ext4 rw 0 0\n")
+    monkeypatch.setattr(disk, "MOUNTS", mounts)
+    check_home(home)
+    assert home.is_dir()
 
 
 def test_no_verb_opens_a_database_without_asking_whose_it_is() -> None:

@@ -84,7 +84,7 @@ def test_without_a_verb_the_help_lists_them_on_one_screen(tmp: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         for verb in "status", "dead", "replay":
             assert f"\n    {verb} " in out
-        assert out.count("\n") <= 41
+        assert out.count("\n") <= 42
     code, out, complaints = sluice(tmp, "sing")
     assert (code, out) == (2, "")
     assert "status" in complaints
@@ -379,6 +379,7 @@ def test_a_list_that_was_emptied_is_not_another_installation(tmp: Path, redis: S
     store.close()
 
 
+@pytest.mark.nightly
 def test_nothing_is_ever_missing_while_everything_runs_at_full_rate(tmp: Path) -> None:
     over = threading.Event()
     posted = [0, 0]
@@ -493,6 +494,25 @@ def test_a_body_is_shown_without_the_head_that_its_path_keeps(tmp: Path, redis: 
     assert "secret" in sluice(tmp, "dead", "--full")[1]
 
 
+def test_the_last_rows_and_dead_letters_of_a_stream_are_shown(tmp: Path, redis: Server) -> None:
+    drain(tmp)
+    assert sluice(tmp, "rows", "votes")[:2] == (0, "The table votes has no rows.\n")
+    kept = b"POST /votes?p=secret HTTP/1.1\r\nHost: h\r\n\r\nnonsense\x1b[31m"
+    push(redis, *map(vote, range(12)), vote("\x1b[31m" + "x" * 90), kept)
+    drain(tmp)
+    code, out, _ = sluice(tmp, "rows", "votes")
+    head, *lines = out.splitlines()
+    assert (code, head.split()[:4]) == (0, ["received_at", "time", "poll", "choice"])
+    assert "\\x1b[31mxxx" in lines[0] and lines[0].split()[3].endswith("x…")
+    assert [line.split()[3] for line in lines[1:10]] == [str(n) for n in range(11, 2, -1)]
+    assert lines[-1].split("  ")[1:] == ["neither JSON nor a form", "nonsense\\x1b[31m"]
+    assert "secret" not in out and "\x1b" not in out
+    (newest,) = map(json.loads, sluice(tmp, "rows", "votes", "--json", "--limit", "1")[1].splitlines())
+    assert (newest["poll"], newest["choice"]) == ("p", "\x1b[31m" + "x" * 90)
+    assert "\nchoice: \\x1b[31m" + "x" * 90 + "\n" in sluice(tmp, "rows", "votes", "--full")[1]
+    assert sluice(tmp, "rows", "nosuch")[0] == sluice(tmp, "rows", "votes", "--limit", "1001")[0] == 2
+
+
 def test_large_letters_are_all_listed(tmp: Path, redis: Server) -> None:
     push(redis, *[b"x" * 1_000_000] * 12)
     drain(tmp)
@@ -601,6 +621,7 @@ def test_a_decoder_that_raises_keeps_its_letter(tmp: Path, redis: Server) -> Non
     assert ask(tmp, "SELECT body FROM dead_letters") == [(b"1",)]
 
 
+@pytest.mark.nightly
 def test_a_killed_replay_loses_and_duplicates_nothing(tmp: Path, redis: Server) -> None:
     for start in range(0, 6_000, 1_000):
         push(redis, *[b"%d" % n for n in range(start, start + 1_000)])
@@ -648,6 +669,7 @@ def test_two_concurrent_replays_duplicate_nothing(tmp: Path, redis: Server) -> N
     assert sorted(int(n) for (n,) in found) == list(range(5_000))
 
 
+@pytest.mark.nightly
 def test_an_interrupted_replay_reports_its_progress(tmp: Path, redis: Server) -> None:
     for start in range(0, 100_000, 5_000):
         push(redis, *[b"%d" % n for n in range(start, start + 5_000)])

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.contract
 ASK = "from proving.harness import free_port; print(*(free_port() for _ in range(400)), flush=True); input()"
 
 
+@pytest.mark.nightly
 def test_no_two_processes_get_the_same_port() -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", ASK], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -345,6 +345,7 @@ def test_a_reload_does_not_wait_for_workers_that_wait_for_redis(tmp: Path) -> No
         poll(lambda: stored(tmp) == ["a", "b"])
 
 
+@pytest.mark.nightly
 def test_a_gateway_that_cannot_start_does_not_replace_the_running_one(tmp: Path) -> None:
     module = tmp / "mine.py"
     module.write_text("ROUTES = {}")

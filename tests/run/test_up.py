@@ -32,11 +32,11 @@ from proving.harness import (
     short_tmp,
     strike,
 )
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.base.counters import Counter
 from sluice.http.endpoints import load_endpoints
 from sluice.http.routes import OK, Route
-from sluice.run import configure, parts, up
+from sluice.run import configure, launch, parts, up
 from support import access
 from support.folders import has, needs
 
@@ -130,6 +130,44 @@ def test_what_the_first_screen_says_to_try_works_at_once(
 
 
 @pytest.mark.contract
+def test_a_start_prints_no_more_than_a_screen(tmp: Path) -> None:
+    with installation(tmp) as up:
+        said = poll(lambda: (said := up.said()).partition("log files")[2] and said)
+        assert len([line for line in said.splitlines() if "follower" not in line]) <= 12, said
+        log = (tmp / "log/redis.log").read_text()
+        assert "Redis is starting" in log or "just started" in log  # the log file has all
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.8, 2.5])
+def test_ctrl_c_at_any_moment_of_a_start_ends_it_quietly(moment: float, tmp: Path) -> None:
+    """moment: seconds after bin/up began; whatever it does then, what it prints is no traceback."""
+    env = environment(tmp, {"INGEST_PORT": free_port()})
+    command = ["env", "--default-signal=INT", ROOT / "bin/up"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as up:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            up.wait(moment)
+        os.killpg(up.pid, signal.SIGINT)  # a terminal sends it to all of them
+        said, _ = up.communicate(timeout=60)
+    assert up.returncode in (0, -signal.SIGINT)
+    assert not re.search("Traceback|KeyboardInterrupt|SIGKILL", said), said
+    assert not any(launch.holders(tag) for tag in launch.tags(tmp))
+
+
+@pytest.mark.nightly
+def test_a_start_whose_redis_takes_no_writes_says_why_instead_of_where_to_write(tmp: Path) -> None:
+    (tmp / "run").mkdir()
+    (tmp / "run/draining").touch()
+    with installation(tmp, ready=False) as up:
+        poll(lambda: "Sluice takes no writes yet: This cell is draining" in up.said())
+        assert "takes writes at" not in up.said()
+        (tmp / "run/draining").unlink()
+        poll(lambda: "takes writes at" in up.said())
+
+
+@pytest.mark.contract
 def test_every_line_of_output_begins_with_its_program(tmp: Path) -> None:
     with installation(tmp) as up:
         os.kill(up.pids("worker")[0], signal.SIGKILL)
@@ -151,7 +189,7 @@ def test_all_files_of_an_installation_are_private(shared: Server) -> None:
     assert [path for path in paths if path.lstat().st_mode & 0o077] == []
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_stop_is_in_order_and_accepted_bodies_wait_for_the_next_start(tmp: Path) -> None:
     with installation(tmp, {"INGEST_WORKERS": 0}) as up:
         assert up.pids("worker") == []
@@ -591,7 +629,7 @@ def test_nginx_reads_all_of_its_files_in_a_home_whose_name_is_a_pattern(tmp: Pat
     s = settings.load({"INGEST_HOME": str(tmp / "[a]*?")})
     configure.write(s)
     command = ["nginx", "-T", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
-    shown = subprocess.run(command, env={"PATH": configure.program_path()}, capture_output=True, text=True).stdout
+    shown = subprocess.run(command, env={"PATH": places.program_path()}, capture_output=True, text=True).stdout
     read = set(re.findall(r"^# configuration file (.*):$", shown, re.M))
     written = {str(path) for path in (s.home / "etc").rglob("*.conf")}
     of_others = "redis", "views", "supervisord", *["includes/host"] * (not has("views"))
@@ -668,7 +706,7 @@ def test_a_variable_that_is_no_setting_is_named(tmp: Path) -> None:
     assert words.startswith("sluice: INGEST_PROT is not a setting and has no effect: ")
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_several_gateways_on_pypy_and_several_workers_run_by_the_same_command(tmp: Path) -> None:
     env = {"INGEST_RUNTIME": "pypy", "INGEST_GATEWAYS": 2, "INGEST_WORKERS": 2}
     with installation(tmp, env) as up:

@@ -118,6 +118,7 @@ def test_a_body_that_needs_more_of_the_disk_than_there_is_is_buried_and_those_be
             assert ask(home, "SELECT seq, reason, body, whole FROM dead_letters") == [(2, UNFIT, large, 1)]
 
 
+@pytest.mark.nightly
 def test_a_cell_whose_disk_was_full_to_the_last_byte_serves_again_once_there_is_room(home: Path) -> None:
     with installation(home) as up:
         assert post(up.port, "/votes", VOTE)[0] == 200

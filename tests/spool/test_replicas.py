@@ -180,6 +180,7 @@ def test_a_master_that_has_become_a_replica_refuses_every_body(pair: Pair) -> No
     assert b"b" not in pair.at_master.lrange(VOTES.ready, 0, -1)
 
 
+@pytest.mark.nightly
 def test_a_failover_to_a_replica_that_lags_under_load_loses_no_acknowledged_body(pair: Pair) -> None:
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     safe: list[bytes] = []
@@ -230,6 +231,7 @@ def test_a_claim_that_too_few_replicas_confirm_is_stored_after_the_failover(pair
     assert stored(pair.replica, url) == ["1"]
 
 
+@pytest.mark.nightly
 def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_missing(pair: Pair, tmp_path: Path) -> None:
     with contextlib.closing(open_store(f"sqlite:///{tmp_path}/ingest.db", STREAMS)) as store:
 
@@ -276,6 +278,7 @@ def test_without_wait_bodies_whose_claim_the_replica_lacks_are_stored_once_and_n
     assert found == ["1", "2", "3", "4"]
 
 
+@pytest.mark.nightly
 def test_a_redis_that_was_a_replica_and_is_the_master_again_gives_its_numbers_to_a_new_spool(
     pair: Pair, tmp_path: Path
 ) -> None:

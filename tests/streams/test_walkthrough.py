@@ -73,7 +73,7 @@ def test_a_stream_needs_only_the_names_that_the_package_exports() -> None:
     assert not re.search(r"from sluice\.|import sluice\.", PAGE)
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_the_tests_of_the_page_pass_and_fail_with_a_wrong_parser(tmp: Path, files: list[Path]) -> None:
     _, run, _ = blocks("sh")
     assert "2 passed" in shell(run, tmp)
@@ -85,7 +85,7 @@ def test_the_tests_of_the_page_pass_and_fail_with_a_wrong_parser(tmp: Path, file
     records.write_text(text)
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_every_step_of_the_page_prints_what_the_page_says(tmp: Path, server: Server) -> None:
     steps = [step for text in blocks("console") for step in re.findall(r"^\$ (.*)\n((?:(?!\$ ).+\n)*)", text, re.M)]
     assert steps

@@ -101,6 +101,7 @@ def test_what_was_stored_after_the_backup_is_missing_and_the_rest_is_there_once(
     assert found == {"accepted": 7, "ready": 0, "claimed": 0, "stored": 4, "dead": 1, "missing": 2}
 
 
+@pytest.mark.nightly
 def test_while_bodies_are_stored_a_copy_has_whole_batches_and_a_restore_loses_no_later_ones(home: Home) -> None:
     home.put("first")
     with running([sys.executable, ROOT / "worker.py"], home.tmp / "worker.out", environment(home.tmp, home.env)):
@@ -138,6 +139,7 @@ def test_a_database_that_holds_bodies_is_not_replaced_unless_told(home: Home) ->
     assert home.choices() == ["1"]
 
 
+@pytest.mark.nightly
 def test_a_killed_backup_leaves_the_copy_that_was_there(home: Home) -> None:
     home.fill()
     home.file.write_bytes(b"the last copy")
@@ -151,6 +153,7 @@ def test_a_killed_backup_leaves_the_copy_that_was_there(home: Home) -> None:
     assert home.choices()[0] == "first"
 
 
+@pytest.mark.nightly
 def test_a_killed_restore_leaves_the_old_database(home: Home) -> None:
     home.fill()
     assert home.sluice("backup", home.file)[0] == 0

@@ -347,6 +347,29 @@ class StoreTests:
         traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
         assert backend.ask(traced) == [(9,)]
 
+    def test_the_last_rows_and_letters_of_a_stream_are_shown_newest_first(self, backend: Backend, store: Store) -> None:
+        assert store.last_rows("nothing", 5, 10) == ([], [])
+        assert store.last_rows("votes", 5, 10)[1] == store.last_letters("votes", 5, 10) == []
+        items = [vote(n) for n in range(1, 8)] + [b"no vote " + b"x" * 100, vote("y" * 100)]
+        store.persist(claim("votes", 9), decoded(STREAMS["votes"], items))
+        with store.transaction() as db:  # a worker that stores meanwhile is no hindrance
+            store.run(db, "DELETE FROM votes WHERE choice = '7'")
+            other = open_store(backend.url, STREAMS, make=False)
+            columns, rows = other.last_rows("votes", 3, 12)
+            ((letter, size),) = other.last_letters("votes", 3, 12)
+            other.close()
+        shown = [dict(zip(columns, row)) for row in rows]
+        assert [row["choice"] for row in shown] == ["y" * 12, "7", "6"]
+        assert (shown[1]["poll"], shown[1]["voter"], shown[1]["seq"]) == ("p", None, "7")
+        assert shown[1]["received_at"].startswith("2026-01-01T"[:12]) and len(shown[1]["received_at"]) == 12
+        assert (letter.stream, letter.seq, letter.body, size) == ("votes", 8, b"no vote xxxx", 108)
+        assert store.last_rows("votes", 99, 1)[1][-1][columns.index("choice")] == "1"
+        store.persist(
+            claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"a","lat":1.5,"lon":-2,"time":1700000000}'])
+        )
+        columns, (row,) = store.last_rows("gps", 1, 30)
+        assert (row[columns.index("lat")], row[columns.index("time")][:19]) == ("1.5", "2023-11-14T22:13:20")
+
     def test_a_replay_of_letters_that_take_long_ends_between_two_of_them(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -405,18 +428,6 @@ class StoreTests:
         assert [letter.seq for letter in store.letters()] == [2, 4]
         assert self.choices(backend) == ["x", "a", "b"]
         assert store.ledger("votes", upto(5))[:2] == (5, 2)
-
-    def test_what_is_stored_of_a_partition_is_counted_by_number_in_all_epochs(self, store: Store) -> None:
-        for epoch, first, last in ("0.7", 1, 4), ("0.8", 5, 9), ("1.7", 3, 6), ("10.1", 1, 5):
-            given, entries = votes(*range(first, last + 1), first=first)
-            store.persist(given._replace(id=f"{epoch}:{first}:{NOON}"), entries)
-        assert store.stored_in("votes", {"0": (4, 9), "1": (2, 6)}) == (13, 9, 0)
-        assert store.stored_in("votes", {"0": (6, 8)}) == (8, 2, 0)
-        assert store.stored_in("votes", {"1": (9, 9), "2": (0, 9)}) == (4, 0, 0)
-        assert store.stored_in("gps", {"0": (0, 9)}) == (0, 0, 0)
-        given, entries = votes("a", "b", "c", first=8)  # the log has lost two bodies, and given their numbers to others
-        store.persist(given._replace(id=f"0.9:8:{NOON}"), entries)
-        assert store.stored_in("votes", {"0": (7, 10)}) == (12, 3, 2)
 
     def test_the_numbers_of_another_spool_or_stream_are_others(self, backend: Backend, store: Store) -> None:
         given, entries = votes("a", "b")

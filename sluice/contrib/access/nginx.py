@@ -6,8 +6,9 @@ guesses count towards the limits, and an address that may not send learns nothin
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from sluice import registry
 from sluice.contrib.access import keys
@@ -132,6 +133,21 @@ add_header Access-Control-Allow-Methods $sluice_preflight;
 add_header Access-Control-Allow-Headers $sluice_preflight_headers;
 add_header Access-Control-Max-Age $sluice_preflight_seconds;
 """
+# The address of a client behind proxies: the last one in X-Forwarded-For that is not a proxy's. What stands before it
+# may be forged
+REAL_ADDRESS = """\
+{proxies}
+real_ip_header X-Forwarded-For;
+real_ip_recursive on;
+"""
+# A client of a proxy on this machine is on this machine if the proxy says so, and no address that it names is elsewhere
+NOT_HERE = """\
+geo $realip_remote_addr $sluice_not_here {{
+    default forwarded;
+{here}}}
+"""
+HERE = '"~^(127\\.[0-9.]+|::1)( *, *(127\\.[0-9.]+|::1))*$" $sluice_not_here;\n'
+LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
 GIVEN = """\
 # Whether a request has a credential at all
 map "$http_authorization$http_x_api_key$http_dd_api_key$http_x_amz_firehose_access_key$arg_api_key" $sluice_given {
@@ -150,6 +166,10 @@ def files(s: Settings) -> dict[str, str]:
         "detail/access.conf": '401 "The API key or the password is missing or wrong; the request had no effect.";\n',
         "log": ',"given":"$sluice_given","connections":"$limit_conn_status"',
     }
+    if s.proxies:
+        http += NOT_HERE.format(here="".join(f'    {network} "";\n' for network in local(s.proxies)))
+        server += REAL_ADDRESS.format(proxies=" ".join(f"set_real_ip_from {network};" for network in s.proxies))
+        made["believed/access.conf"] = HERE
     if s.passwords:
         server += f"auth_basic Sluice;\nauth_basic_user_file {quoted(s.passwords)};\n"
     if s.api_keys:
@@ -194,6 +214,14 @@ def limited(s: Settings) -> tuple[str, str]:
         )
         lines += f"limit_conn sluice_connections {most};  # requests in progress; with HTTP/2, each of them\n"
     return zones, lines + "limit_req_status 429;\nlimit_conn_status 429;\n"  # the default is 503
+
+
+def local(networks: Collection[str]) -> Iterator[str]:
+    """What of some networks is this machine."""
+    for network in map(ipaddress.ip_network, networks):
+        for loopback in LOOPBACK:
+            if network.version == loopback.version and network.overlaps(loopback):
+                yield str(max(network, loopback, key=lambda each: each.prefixlen))
 
 
 def origins(s: Settings) -> str:

@@ -1,7 +1,8 @@
-"""Who may do what: API keys and their names, passwords, TLS, signatures, CORS, and limits of a client."""
+"""Who may do what: API keys and their names, passwords, TLS, signatures, CORS, proxies, and limits of a client."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Any
 
@@ -17,6 +18,14 @@ def parse_origins(text: str) -> tuple[str, ...]:
     given = words(valid, expected)(text)
     if given and not any(word.startswith("/") for word in given):
         raise ValueError(expected)
+    return given
+
+
+def parse_proxies(text: str) -> tuple[str, ...]:
+    """Addresses and networks, but not all of them: then every client could name any address as its own."""
+    given = parsers.clients("private")(text)
+    if any(ipaddress.ip_network(word).prefixlen == 0 for word in given):
+        raise ValueError("the addresses of proxies, not of everybody")
     return given
 
 
@@ -40,6 +49,7 @@ CONTRIBUTION = Contribution(
         "tls_key": Setting(parsers.file, "", "file of its private key, if it is not in the certificate's"),
         "client_rate": Setting(limit(1_000_000), "auto", "requests per second of one client"),
         "client_connections": Setting(limit(65535), "auto", "concurrent requests of one client"),
+        "proxies": Setting(parse_proxies, "", "proxies whose X-Forwarded-For says where a client is"),
         "cors": Setting(parse_origins, "", "paths that pages of other sites may use"),
     },
     settle="sluice.contrib.access.register:settle",

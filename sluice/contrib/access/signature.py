@@ -22,6 +22,7 @@ from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import Rejected, problem
 from sluice.http.request import MAX_PARAMETERS, read, variable
 from sluice.http.routes import Reply, Route
+from sluice.places import installing
 from sluice.settings import SettingError, Settings, secret
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
@@ -260,7 +261,7 @@ def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
     try:
         keys = [scheme.key(line) for line in map(str.strip, secret(where, file).splitlines()) if line]
     except ImportError:
-        raise SettingError(f"{where}: a public key needs cryptography: bin/provision webhooks installs it.") from None
+        raise SettingError(f"{where}: a public key needs cryptography: {installing('webhooks')} installs it.") from None
     except ValueError as error:
         if isinstance(error, SettingError):
             raise SettingError(f"{where}: {error}.") from None

@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 from sluice import settings
 from sluice.base import daemon, screen
 from sluice.parsers import Range
-from sluice.run.configure import ROOT
+from sluice.places import ROOT
 from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS

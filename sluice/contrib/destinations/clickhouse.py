@@ -207,7 +207,7 @@ class ClickHouse(Tables):
         """The columns of the table, with types of ClickHouse."""
         low = LOW.get(self.stream.record, set())
         required = {field.name for field in fields(self.stream.record) if field.required}
-        if self.columns.metric:
+        if self.columns.typed:
             required.discard("value")  # null for a string
         found = {}
         for field in self.columns.schema:

@@ -41,17 +41,17 @@ def hour_end(hour: str) -> float:
 class Columns:
     """The columns of a stream: those of its table, with types of Arrow.
 
-    Metrics: `value` is the number, null for a string; `text` is a string, or the digits of an integer that has no exact
-    float. Values of other compound types, also of unions, are JSON.
+    Of a typed stream, `value` is the number, null for a string; `text` is a string, or the digits of an integer that
+    has no exact float. Values of other compound types, also of unions, are JSON.
     """
 
     def __init__(self, stream: Stream) -> None:
-        self.metric = stream.record is Metric
+        self.typed = stream.typed
         self.plain = plain_records(stream.record)
         kinds = {name: column_kind(kinds) for name, kinds in field_types(stream.record).items()}
         self.types: dict[str, pa.DataType] = {name: KINDS[kind] for name, kind in kinds.items()}
         self.encoded = {name for name, kind in kinds.items() if kind is object}
-        if self.metric:
+        if self.typed:
             self.types |= {"tags": TAGS, "value": pa.float64(), "text": pa.string()}
             self.encoded -= {"tags", "value"}
         fields = [("received_at", MICROSECONDS), ("time", NANOSECONDS if stream.precision == "ns" else MICROSECONDS)]
@@ -74,7 +74,7 @@ class Columns:
             when = [one.time // 1000 if one.time is not None else at for at, one in zip(rows.received, records)]
         columns: list[Any] = [rows.received, when]
         for name in self.types:
-            if self.metric and name in METRIC:
+            if self.typed and name in METRIC:
                 columns.append([METRIC[name](one) for one in records])
             elif name in self.encoded:
                 columns.append([None if (value := getattr(one, name)) is None else json(value) for one in records])
@@ -152,11 +152,11 @@ class Tables(Carried[pa.Table]):
                 row["time"] = f"{second(at // per_second)}.{at % per_second * (1_000_000_000 // per_second):09d}Z"
                 for name in self.columns.encoded:
                     row[name] = None if row[name] is None else msgspec.Raw(row[name].encode())
-                if self.columns.metric:
+                if self.columns.typed:
                     row["tags"] = dict(row["tags"])
                     value = row["value"] if row["text"] is None else row["text"]
                     row["value"] = int(value) if row["type"] == "integer" else value
-                yield row["batch"], row["seq"], row["received_at"], alone(self.stream.record, row)
+                yield row["batch"], row["seq"], row["received_at"], alone(self.stream, row)
 
 
 def packed(schema: pa.Schema, tables: list[pa.Table]) -> bytes:

@@ -14,7 +14,6 @@ from sluice.base.override import override
 from sluice.store.store import Store
 from sluice.store.types import Body, FarRow, Origin
 from sluice.streams.message import NOBODY, sender_head
-from sluice.streams.record import Metric, Record
 from sluice.streams.registry import Stream
 
 Group = TypeVar("Group")
@@ -250,15 +249,15 @@ def writer_of(name: str) -> tuple[str, int]:
     return writer, int(number)
 
 
-def alone(record: type[Record], values: dict[str, Any]) -> bytes:
+def alone(stream: Stream, values: dict[str, Any]) -> bytes:
     """A body that has one row alone, which its stream decodes to the same record. values: by the names of its fields.
 
     time: ISO 8601. It has a head if the row has a sender.
     """
     head = sender_head(values.pop("sender", ""))
-    if record is Metric and values["type"] == "boolean":
+    if stream.typed and values["type"] == "boolean":
         values["value"] = bool(values["value"])
-    elif record is Metric and values["type"] == "unsigned":
+    elif stream.typed and values["type"] == "unsigned":
         values["value"] = int(values["value"])
-    names = {field.name: field.encode_name for field in msgspec.structs.fields(record)}
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(stream.record)}
     return head + msgspec.json.encode({names[name]: value for name, value in values.items() if name in names})

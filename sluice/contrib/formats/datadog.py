@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sluice.contrib.formats.log_fields import build
 from sluice.contrib.formats.objects import records
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result
-from sluice.streams.logs import build
 from sluice.streams.message import Message
 from sluice.streams.record import Log
 

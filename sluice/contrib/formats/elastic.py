@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.log_fields import build
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
-from sluice.streams.logs import build
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 

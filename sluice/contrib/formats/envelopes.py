@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from sluice.contrib.formats import faro
+from sluice.contrib.formats.log_fields import NO_MESSAGE, build, loose
+from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
-from sluice.streams.format import ENVELOPES
-from sluice.streams.logs import NO_MESSAGE, build, loose
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 

@@ -8,8 +8,8 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Part, Result, decode_parts
-from sluice.streams.encoding import GZIP, ZSTD
+from sluice.streams.decoder import Decoder, Result, decode_parts
+from sluice.streams.encoding import compressed
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid
 
@@ -22,20 +22,20 @@ read = bodies.array_in("records")
 read_record = msgspec.json.Decoder(Delivered).decode
 
 
-def opened(contents: Part, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The results of a delivery; of the body itself if it is none, as is the dead letter of a record.
 
-    contents: of a stream's decoder. Raises: Invalid.
+    Raises: Invalid.
     """
     try:
         records = read(body)
     except (Invalid, msgspec.MsgspecError):
-        return contents(body, message, budget)
+        return decoder.contents(body, message, budget)
 
     def one(element: bytes) -> Iterable[Result]:
         data = read_record(element).data
-        if data.startswith((GZIP, ZSTD)):  # as CloudWatch's
+        if data.startswith(compressed()):  # as CloudWatch's
             data = budget.inflate(data)
-        return contents(data, message, budget)
+        return decoder.contents(data, message, budget)
 
     return decode_parts(bodies.elements(records, budget), one, budget, b'{"records":[', b"]}")

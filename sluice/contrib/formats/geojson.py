@@ -12,12 +12,11 @@ from contextlib import suppress
 import msgspec
 
 from sluice.contrib.formats.overland import Geometry, point
+from sluice.contrib.formats.position import PATH, from_names, from_object, getter, optional, read_loose, sender
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.gps import PATH, from_object, getter, read_loose
 from sluice.streams.message import Message
-from sluice.streams.position import from_names, optional, sender
 from sluice.streams.record import Gps, Invalid
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.position import Number, position, sender
 from sluice.streams.body import Budget, Empty
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.position import Number, position, sender
 from sluice.streams.record import Gps, Invalid
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sluice.contrib.formats.log_fields import build
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.logs import build
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Limits, Log
 

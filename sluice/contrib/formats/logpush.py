@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sluice.contrib.formats.log_fields import scalar, take
 from sluice.contrib.formats.objects import decoder
 from sluice.streams.body import Empty
-from sluice.streams.logs import scalar, take
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import nanoseconds_of
 

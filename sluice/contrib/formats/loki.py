@@ -16,13 +16,13 @@ from collections.abc import Iterator
 import cramjam
 import msgspec
 
+from sluice.contrib.formats.log_fields import level, take
 from sluice.contrib.formats.protobuf import fields, load_messages, parsed, uncompress, wrapped
-from sluice.http.request import SNAPPY
+from sluice.contrib.formats.register import SNAPPY
 from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Refused, Remainder
 from sluice.streams.lenient import text, texts
-from sluice.streams.logs import level, take
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
 from sluice.streams.times import SECOND, nanoseconds_of

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.log_fields import build, scalar
 from sluice.contrib.formats.register import MSGPACK
 from sluice.streams.body import BRACKETS, Budget, Remainder
 from sluice.streams.decoder import Result, check_text, decode_parts
-from sluice.streams.logs import build, scalar
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, finite
 from sluice.streams.times import SECOND, nanoseconds_of

@@ -27,7 +27,9 @@ from sluice.streams.record import INT64, Invalid, Record, finite
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
-LENIENT_SHARE = 4  # times the bytes that an attempt with `lenient` costs: it makes each field by itself
+# An attempt with `lenient` costs as much as one at LENIENT_BYTES and LENIENT_SHARE times the bytes of the message: it
+# makes each field by itself
+LENIENT_BYTES, LENIENT_SHARE = 512, 4
 FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
 MOST_TOGETHER = 5_000  # rows that are made at once: some megabytes
 
@@ -149,15 +151,11 @@ class Json:
                         break
                     yield Child(name, bytes(part))
                 continue
-            # finding the end of an element costs its brackets: the body is charged for those of the innermost messages
-            search = Budget(budget.limits) if node.children[name].children else budget
-            search.left = min(search.left, budget.left)
-            for element in bodies.elements(child, search):
+            for element in bodies.elements(child, budget):
                 if isinstance(element, Remainder):
                     yield Child(name, element[:-1], True)  # without the bracket at its end
                     break
                 yield Child(name, element)
-                search.left = min(search.left - (search is not budget), budget.left)
 
     def join(self, node: Node, own: bytes, children: list[Child]) -> bytes:
         members = [own[1:-1]] if own != b"{}" else []
@@ -172,7 +170,7 @@ class Json:
         try:
             return node.kind(**arguments(descriptor, msgspec.json.decode(data)))
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
-            budget.attempt(LENIENT_SHARE * len(data))
+            budget.attempt(LENIENT_BYTES + LENIENT_SHARE * len(data))
         try:
             return node.kind(**lenient(descriptor, json.loads(data, parse_float=real)))
         except (TypeError, ValueError, OverflowError) as error:

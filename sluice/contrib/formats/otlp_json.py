@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from sluice.streams.body import Budget, replace
+from sluice.contrib.formats.json_repair import replace
+from sluice.streams.body import Budget
 
 Names = dict[str, msgspec.Raw]
 # C++'s SDK writes the names of the protobuf unless told otherwise (opentelemetry-cpp, `use_json_name`)

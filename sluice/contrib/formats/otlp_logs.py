@@ -9,8 +9,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.logs.v1 import logs_pb2
 
 from sluice.contrib.formats import otlp
+from sluice.contrib.formats.log_fields import level
 from sluice.contrib.formats.otlp import Context, Node, Tags, attributes, clean, identity, plain, scope, text, when
-from sluice.streams.logs import level
 from sluice.streams.record import Log
 
 SEVERITIES = "trace", "debug", "info", "warn", "error", "fatal"  # four numbers each, from 1

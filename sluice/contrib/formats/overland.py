@@ -12,13 +12,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.position import Number, from_object, position, sender
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.gps import from_object
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.position import Number, position, sender
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.position import KMH, Number, position, sender
 from sluice.streams.body import Budget, Empty
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message, field, parameter
-from sluice.streams.position import KMH, Number, position, sender
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from sluice.http.routes import JSON, NO_CONTENT, OK, PROTOBUF, reply
-from sluice.registry import Contribution, Entry
-from sluice.streams.format import ENVELOPES, Format
+from sluice.registry import Coding, Contribution, Entry
+from sluice.streams.format import Format
 
 PROTOBUF_OK, JSON_OK = reply("200 OK", b"", PROTOBUF), reply("200 OK", b"{}")
 OVERLAND_OK = reply("200 OK", b'{"result":"ok"}')  # it sends its batch again unless it gets exactly this
@@ -16,6 +16,12 @@ NO_COMMANDS = reply("200 OK", b"[]")  # OwnTracks reads the answer as a list of 
 TYPED, CODED = ("Content-Type",), ("Content-Type", "Content-Encoding")
 DELIVERED = ("X-Amz-Firehose-Request-Id",)
 LIMITS = ("X-Limit-U", "X-Limit-D")  # OwnTracks: may have the device's name
+
+# In whose members log libraries and shippers wrap their records
+ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "params", "items"
+
+ZSTD = b"\x28\xb5\x2f\xfd"
+SNAPPY = "snappy", "x-snappy-framed"  # in Content-Encoding: a block, or either
 
 ELASTIC = "X-Elastic-Product", "Elasticsearch"  # its clients refuse an answer without it
 BULK = reply("200 OK", b'{"took":0,"errors":false,"items":[]}', JSON, ELASTIC)
@@ -54,7 +60,7 @@ FORMATS = (
     Format("metrics", "sluice.contrib.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.contrib.formats.telegraf:point", objects=("fields",)),
     Format("metrics", "sluice.contrib.formats.zabbix:decode", objects=("itemid",)),
-    Format("metrics", paths={"/api/put": NO_CONTENT}),  # OpenTSDB's; its objects have `metric` instead of `name`
+    Format("metrics", "sluice.contrib.formats.opentsdb:decode", {"/api/put": NO_CONTENT}, objects=("metric",)),
     Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, ()),
     # The path has labels: those of the Pushgateway, and of VictoriaMetrics
     Format(
@@ -112,8 +118,19 @@ FORMATS = (
 CONTRIBUTION = Contribution(
     page="INTEGRATIONS.md",
     formats=FORMATS,
-    streams={"spans": "sluice.contrib.formats.spans:SPANS"},
-    openers={"X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:opened"},
+    streams={
+        "spans": "sluice.contrib.formats.spans:SPANS",
+        "logs": "sluice.contrib.formats.log_fields:LOGS",  # in place of the core's
+        "gps": "sluice.contrib.formats.position:GPS",
+    },
+    openers={
+        "X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:opened",
+        "Content-Type: multipart/form-data": "sluice.contrib.formats.multipart:opened",
+    },
+    keys=("X-Amz-Firehose-Request-Id",),
+    repair="sluice.contrib.formats.json_repair:repair_json",
+    codings={"zstd": Coding("sluice.contrib.formats.codings:unzstd", magic=ZSTD)}
+    | dict.fromkeys(SNAPPY, Coding("sluice.contrib.formats.codings:unsnapped")),
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",
     fields=("ce-time", "WebHook-Request-Origin", "X-Amz-Firehose-Request-Id"),
     probes=PROBES,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from sluice.streams import custom
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.record import Span
-from sluice.streams.registry import built_in
+from sluice.streams.registry import Stream, formats_of
 
 
 class Unbounded(JsonDecoder):
     bounded = False  # as attributes of logs
 
 
-SPANS = built_in("spans", Span, Unbounded, *custom.wire(Span))
+SPANS = Stream("spans", Span, Unbounded(*custom.wire(Span), formats_of("spans")).fast_path(), content=True)

@@ -11,13 +11,12 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.position import KNOT, PATH, Number, from_object, position, sender
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.gps import PATH, from_object
 from sluice.streams.lenient import reader
 from sluice.streams.message import Message
-from sluice.streams.position import KNOT, Number, position, sender
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 

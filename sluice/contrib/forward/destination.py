@@ -185,7 +185,7 @@ class Forward(Destination):
         """What dead letters of these rows are made of."""
         for entry in entries:
             row = msgspec.json.decode(entry.value)
-            body = item_of(row) if entry.is_request else alone(self.stream.record, self.named(row))
+            body = item_of(row) if entry.is_request else alone(self.stream, self.named(row))
             yield entry.batch, entry.seq, entry.received, body
 
     def named(self, row: dict[str, Any]) -> dict[str, Any]:

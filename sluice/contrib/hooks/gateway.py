@@ -14,7 +14,7 @@ from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.contrib.hooks.register import PATH
 from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import NOT_FOUND, Rejected, too_large
-from sluice.http.request import BODY_ONLY, KEY_AND_BODY, examine, read_body, real_path, without_slashes
+from sluice.http.request import BODY_ONLY, KeyedHead, examine, read_body, real_path, without_slashes
 from sluice.http.routes import OK, Reply, Route, reply
 from sluice.settings import Settings
 
@@ -80,7 +80,7 @@ class HookReader:
         if hook.refused:
             raise Rejected(NOT_FOUND)
         plain, most = environ.get("fastlane.plain"), hook.size or self.most
-        if plain is BODY_ONLY or plain is KEY_AND_BODY:
+        if plain is BODY_ONLY or isinstance(plain, KeyedHead):
             body: bytes = environ["wsgi.input"].read()
             if len(body) > most:
                 raise Rejected(too_large(most))

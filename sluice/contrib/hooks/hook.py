@@ -27,7 +27,6 @@ import msgspec
 from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.http.request import FORM, idempotency_key
 from sluice.streams import body as bodies
-from sluice.streams import multipart
 from sluice.streams.decoder import one_line
 from sluice.streams.encoding import inflated
 from sluice.streams.message import Message, parse
@@ -188,9 +187,12 @@ def members_of(body: bytes, message: Message, limits: Limits) -> Mapping[str, An
             text = only_element(text, limits)
         if text.startswith(b"{"):
             return read_object(text)
-        if boundary := multipart.boundary_of(message):
-            fields: Mapping[str, str] = multipart.split(body, boundary, limits).fields
-        elif message.field("Content-Type").lower().startswith(FORM) or (not body and message.query):
+        kind = message.field("Content-Type").lower()
+        if kind.startswith("multipart/form-data"):
+            from sluice.contrib.formats import multipart  # without that folder, such a form has no members
+
+            fields: Mapping[str, str] = multipart.split(body, multipart.boundary_of(message), limits).fields
+        elif kind.startswith(FORM) or (not body and message.query):
             fields = bodies.form(body or message.query, limits)
         else:
             return {}

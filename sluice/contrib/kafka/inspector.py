@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
@@ -16,6 +18,7 @@ from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import NoSuchVerb
 from sluice.spool.inspector import Seen, Snapshot
 from sluice.spool.outlet import MAX_BODIES
+from sluice.store.store import Store
 
 REFUSED = {
     "purge": "Kafka has the bodies: kafka-delete-records.sh discards them, and `status` then calls them missing.",
@@ -25,7 +28,33 @@ READER = {"group.id": "none", "enable.auto.commit": False, "enable.partition.eof
 
 
 def seen(message: Message) -> Seen:
+    """A record whose number is PARTITION:NUMBER."""
     return f"{message.partition()}:{(message.offset() or 0) + 1}", "ready", message.value() or b""
+
+
+class TopicPartitions:
+    """Counts the bodies of a topic. positions: epoch without its leader epoch -> the last number that is settled, and
+    the last one to count.
+    """
+
+    def __init__(self, positions: Mapping[str, tuple[int, int]]) -> None:
+        self.positions, self.epochs = positions, positions.keys()
+
+    def count(self, store: Store[Any], stream: str) -> tuple[int, int, int]:
+        bodies = ahead = lost = 0
+        reached: Counter[str] = Counter()
+        with store.transaction(read=True) as db:
+            asked = "SELECT epoch, first, last FROM batches_ranges WHERE stream = ? ORDER BY first"
+            ranges = store.run(db, asked, (stream,))
+        for epoch, first, last in ranges:
+            partition = epoch.rpartition(".")[0]
+            settled, end = self.positions.get(partition, (0, 0))
+            last, before = min(last, end), reached[partition]
+            bodies += max(0, last - first + 1)
+            ahead += max(0, last - max(first - 1, settled, before))
+            lost += max(0, min(last, before) - first + 1)
+            reached[partition] = max(last, before)
+        return bodies, ahead, lost
 
 
 class Inspector(inspector.Inspector):
@@ -79,7 +108,9 @@ class Inspector(inspector.Inspector):
             ages={"": max(0.0, time.time() - oldest / 1000)} if oldest else {},
             size=None if ready else 0,
             warning=self.admin.config(topic.name).unsafe,
-            partitions={f"{topic.id}.{number}": (at.first, at.end) for number, at in enumerate(positions)},
+            partitions=TopicPartitions(
+                {f"{topic.id}.{number}": (at.first, at.end) for number, at in enumerate(positions)}
+            ),
         )
 
     def read(self, topic: Topic, positions: list[Positions], limit: int) -> Iterator[Message]:

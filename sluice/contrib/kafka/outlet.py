@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property, partial
 from typing import Any
@@ -34,7 +33,7 @@ from sluice.spool import outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import LEASE_SECONDS, TIMEOUT_SECONDS
 from sluice.spool.errors import Lost
-from sluice.spool.outlet import MAX_BODIES, MAX_BYTES
+from sluice.spool.outlet import MAX_BODIES, MAX_BYTES, Request
 
 TRIM_SECONDS = 10.0  # between two deletions of what is stored
 # Between two looks while nothing comes: the client fetches nothing from a topic that was made again, and tells nobody,
@@ -389,8 +388,8 @@ class Outlet(outlet.Outlet):
     @override
     def request_claim(
         self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
-    ) -> Callable[[], Claim | None]:
-        return partial(self.take, stream, max_bodies, max_bytes)  # nothing is sent: the records are here
+    ) -> Request:
+        return Request(partial(self.take, stream, max_bodies, max_bytes))  # nothing is sent: the records are here
 
     def take(self, stream: str, max_bodies: int, max_bytes: int) -> Claim | None:
         try:

@@ -161,7 +161,7 @@ class Topics(Carried[list[Pair]]):
     def rows(self, pairs: list[Pair]) -> Iterator[FarRow]:
         for _, value in pairs:
             row = msgspec.json.decode(value)
-            yield row["batch"], row["seq"], microseconds(row["received_at"]), alone(self.stream.record, row)
+            yield row["batch"], row["seq"], microseconds(row["received_at"]), alone(self.stream, row)
 
     def begin(self, writer: Writer, name: str) -> Future[None]:
         """Begin the transaction of an object, and send its number while the caller produces its records.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socketserver
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
 from types import SimpleNamespace
@@ -15,9 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sluice import settings
-from sluice.account import Figures, sums
+from sluice.account import sums
 from sluice.base import daemon
-from sluice.ledger import Observer, waiting
+from sluice.ledger import Histogram, Observer, Reading, waiting
 
 Family = Union[CounterMetricFamily, GaugeMetricFamily]
 Labels = Sequence[str]
@@ -80,7 +80,7 @@ HISTOGRAMS = (
 )
 
 
-def text(figures: Figures) -> bytes:
+def text(figures: Reading) -> bytes:
     return generate_latest(SimpleNamespace(collect=lambda: metrics(figures)))
 
 
@@ -93,13 +93,14 @@ def family(kind: type[Family], name: str, about: str, labels: str, samples: Iter
     return made
 
 
-def metrics(figures: Figures) -> Iterator[Metric]:
-    streams: dict[str, Figures] = figures["streams"]
-    for row in streams.values():
+def metrics(figures: Reading) -> Iterator[Metric]:
+    for row in figures["streams"].values():
         if row["ready"] is not None:  # then None means that no body waits
             row["oldest_seconds"] = row["oldest_seconds"] or 0
         if row["unpublished"] is not None:
             row["unpublished_seconds"] = row["unpublished_seconds"] or 0
+    streams: Mapping[str, Mapping[str, Any]] = figures["streams"]
+    contributed = figures["contributed"]
     for kind, table in (COUNTER, COUNTERS), (GAUGE, GAUGES):
         for name, about, key in table:
             yield family(kind, name, about, "stream", [([stream], row[key]) for stream, row in streams.items()])
@@ -118,19 +119,19 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     about = "Messages that are valid and have nothing to store."
     yield family(COUNTER, "sluice_messages_without_rows", about, "stream kind", without)
     for name, about, outcome, label in SENDERS:
-        by_name = (([row["sender"], of], n) for row in figures["senders"] for of, n in row[outcome].items())
+        by_name = (([row["sender"], of], n) for row in contributed.get("senders", []) for of, n in row[outcome].items())
         yield family(COUNTER, name, about, f"sender {label}", by_name)
     letters: Counter[tuple[str, str]] = Counter()
-    for at, row in enumerate(figures["dead_letters"] or ()):
-        labels = row["stream"], row["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"
-        letters[labels] += row["letters"]
+    for at, reason in enumerate(figures["dead_letters"] or ()):
+        labels = reason["stream"], reason["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"
+        letters[labels] += reason["letters"]
     about = "Dead letters; reasons that differ in what was sent are one, and after 20 reasons: others."
     yield family(GAUGE, "sluice_dead_letters", about, "stream reason", letters.items())
     if figures["cells"]:
         for name, about, figure in CELL_GAUGES:
             yield family(GAUGE, name, about, "cell", (([cell["cell"]], figure(cell)) for cell in figures["cells"]))
-    if figures["views"]:
-        yield from view_metrics(figures["views"])
+    if views := contributed.get("views", []):
+        yield from view_metrics(views)
     processes = figures["processes"]
     roles = [process["role"] for process in processes or ()]
     counts = (([role], None if processes is None else roles.count(role)) for role in ("gateway", "worker"))
@@ -141,7 +142,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
         yield family(GAUGE, name, about, "", [([], figure(figures))])
 
 
-def view_metrics(views: list[Figures]) -> Iterator[Metric]:
+def view_metrics(views: list[dict[str, Any]]) -> Iterator[Metric]:
     reads = (([view["path"], status], n) for view in views for status, n in (view["reads"] or {}).items())
     yield family(COUNTER, "sluice_view_reads", "Answers of the reader.", "view status", reads)
     refreshes = (([view["path"]], view["refreshes"]) for view in views)
@@ -152,7 +153,7 @@ def view_metrics(views: list[Figures]) -> Iterator[Metric]:
         yield family(GAUGE, name, about, "view", [([view["path"]], view[key]) for view in views])
 
 
-def histogram(name: str, about: str, histograms: dict[Any, Figures | None]) -> HistogramMetricFamily:
+def histogram(name: str, about: str, histograms: dict[Any, Histogram | None]) -> HistogramMetricFamily:
     """A histogram per stream, or one without labels if the key is None."""
     family = HistogramMetricFamily(name, about, labels=[] if None in histograms else ["stream"])
     for stream, figures in histograms.items():

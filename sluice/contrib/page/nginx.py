@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.parsers import EVERYBODY
-from sluice.run.nginx import HOST_CHECK, allows, quoted
+from sluice.run.nginx import HOST_CHECK, PROXY_CHECK, allows, quoted
 from sluice.settings import Settings
 
 FILES = Path(__file__).with_name("status")
@@ -31,6 +31,10 @@ location = /status/metrics {{
 }}
 location = /status {{
     rewrite ^ /status/ last;
+}}
+# The links of the page are relative to /status, for a proxy that serves it below a prefix; at /status/ they lead here
+location /status/status/ {{
+    rewrite ^/status(/.*) $1 last;
 }}
 location /status/ {{
     {allows}
@@ -67,6 +71,10 @@ location /status/ {{
         {check}
         alias {errors};
     }}
+    location = /status/rows.json {{
+        {check}
+        alias {rows};
+    }}
 }}
 """
 
@@ -74,8 +82,8 @@ location /status/ {{
 def files(s: Settings) -> dict[str, str]:
     """The files for nginx."""
     run = s.home / "run"
-    check = "" if s.status_allow == EVERYBODY else HOST_CHECK
-    names = {name: quoted(run / f"{name}.json") for name in ("status", "errors")}
+    check = "" if s.status_allow == EVERYBODY else f"{HOST_CHECK} {PROXY_CHECK}"
+    names = {name: quoted(run / f"{name}.json") for name in ("status", "errors", "rows")}
     told = quoted(f"syslog:server=unix:{s.rejected},nohostname")
     return {
         "http/page.conf": UPSTREAM.format(socket=quoted(f"unix:{run}/metrics.sock")),

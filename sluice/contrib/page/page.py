@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from statistics import linear_regression, median
 from typing import Any, NoReturn
@@ -22,10 +22,11 @@ from sluice.base.counters import read_rates
 from sluice.base.files import replace
 from sluice.base.times import instant
 from sluice.contrib.page.rejections import Rejections
-from sluice.dead_letters import Letters
-from sluice.ledger import Observer
+from sluice.dead_letters import HEAD_BYTES, Letters, excerpt
+from sluice.ledger import COUNTING_SHARE, Observer, Reason
 from sluice.routes import load_routes
 from sluice.run.up import answers
+from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Unavailable
 
 READING_SECONDS = 1.0  # between two readings
@@ -41,12 +42,13 @@ RUNNING_OUT = {"disk": (5, SLOTS * 5 // 6, SLOTS), "memory": (6, 3, 12)}
 PART_ROWS = 60  # whose rate is taken alone; that of a longer time is the median of its parts
 FORESEEN_HOURS = 720.0  # what becomes full later is not foreseen
 SHOWN_REASONS, SHOWN_LETTERS, EXCERPT_CHARACTERS = 20, 10, 160
+VALUE_CHARACTERS, BODY_CHARACTERS = 200, 2000  # of the last rows and dead letters of a stream
 # per stream, copied from Observer.look()
 SHOWN = (
     *(*STATES, "purged", "expired", "deleted", "oldest_seconds", "backlog_bytes", "through", "decoder"),
     *("unpublished", "unpublished_seconds", "unpublished_reason", "error"),
 )
-FILE = "status.json"
+FILE, ROWS_FILE = "status.json", "rows.json"
 
 Row = list[Any]
 
@@ -87,16 +89,21 @@ class Page:
             before = json.loads((s.home / "run" / FILE).read_text())
             rows = [row for row in before["hour"] if len(row) == COLUMNS]
         self.hour = Hour(rows)
+        self.rows_file = s.home / "run" / ROWS_FILE
+        self.stored: dict[str, tuple[Any, ...]] = {}  # stream -> its counts when its last rows were read
+        self.last: dict[str, Any] = {}
+        self.rows_due = 0.0  # monotonic
         self.counts: list[Any] | None = None  # dead letters by reason at the time `letters` was read
         self.letters: list[dict[str, Any]] = []
 
     def look(self) -> dict[str, Any]:
         """Take a reading; returns the content of status.json."""
         reading = self.observer.look()
-        now, streams = reading["time"], reading["streams"]
+        now, contributed = reading["time"], reading["contributed"]
+        streams: Mapping[str, Mapping[str, Any]] = reading["streams"]
         bodies = {name: [row["accepted"], row["taken"]] for name, row in streams.items()}
-        by_key = {row["sender"]: sum(row["stored"].values()) for row in reading.get("senders", [])}
-        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in reading.get("views", [])}, by_key))
+        by_key = {row["sender"]: sum(row["stored"].values()) for row in contributed.get("senders", [])}
+        self.seen.append((now, bodies, {view["path"]: view["reads"] for view in contributed.get("views", [])}, by_key))
         then, before, read, by_key_then = self.seen[0]
         rows, views, senders = [], [], []
         for name, row in streams.items():
@@ -104,13 +111,14 @@ class Page:
             accepted, taken = (rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
-        for view in reading.get("views", []):
+        for view in contributed.get("views", []):
             reads, hits = read_rates(read.get(view["path"]), view["reads"], now - then)
             about = {name: view[name] for name in ("path", "state", "keys", "lag", "refreshes")}
             views.append(about | {"reads_rate": reads, "hits": hits})
-        for row in reading.get("senders", []):
+        for row in contributed.get("senders", []):
             name = row["sender"]
             senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
+        self.write_rows(rows)
         memory = reading["memory"]
         self.hour.add(
             now,
@@ -138,9 +146,25 @@ class Page:
             "senders": senders,
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
-        } | {name: reading[name] for name in ("memory", "disk", "trouble")}
+        } | {"memory": memory, "disk": reading["disk"], "trouble": reading["trouble"]}
 
-    def dead(self, counts: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def write_rows(self, streams: list[dict[str, Any]]) -> None:
+        """Write the last rows and dead letters of the streams whose counts have changed, if that is due."""
+        store, began = self.observer.store, time.monotonic()
+        if not store or began < self.rows_due:
+            return
+        changed = False
+        for row in streams:
+            name, counts = row["stream"], tuple(row[state] for state in ("stored", "dead", "deleted", "expired"))
+            if None not in counts and counts != self.stored.get(name):
+                with contextlib.suppress(Unavailable):  # the next reading reports it
+                    self.last[name] = last(store, name, counts[1])
+                    self.stored[name], changed = counts, True
+        if changed or not self.rows_due:
+            replace(self.rows_file, json.dumps(self.last, separators=(",", ":")))
+        self.rows_due = time.monotonic() + (time.monotonic() - began) / COUNTING_SHARE
+
+    def dead(self, counts: list[Reason] | None) -> dict[str, Any]:
         """Counts by reason, and the newest dead letters, which are read again when a count has changed."""
         store = self.observer.store
         if counts is not None and counts != self.counts and store:
@@ -151,9 +175,26 @@ class Page:
         return {"reasons": known[:SHOWN_REASONS], "more": len(known[SHOWN_REASONS:]), "letters": self.letters}
 
 
+def last(store: Store[Any], stream: str, dead: int) -> dict[str, Any]:
+    """The last rows of a stream and its last dead letters, newest first."""
+    columns, rows = store.last_rows(stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
+    letters = store.last_letters(stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
+    return {
+        "columns": columns,
+        "rows": [[value and screen.cut(screen.shown(value), VALUE_CHARACTERS) for value in row] for row in rows],
+        "letters": [
+            {
+                "time": instant(letter.received), "reason": letter.reason, "bytes": size,
+                "body": excerpt(letter.body, BODY_CHARACTERS),
+            }
+            for letter, size in letters
+        ],
+    }  # fmt: skip
+
+
 def shown(letter: DeadLetter) -> dict[str, Any]:
     about = {"time": instant(letter.received), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
-    return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body)}
+    return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body, EXCERPT_CHARACTERS)}
 
 
 def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,13 +265,6 @@ def rate(before: int | None, after: int | None, seconds: float) -> float | None:
     if before is None or after is None or seconds <= 0 or after < before:
         return None
     return round((after - before) / seconds, 1)
-
-
-def excerpt(body: bytes) -> str:
-    """The start of a body as text, without a stored request head: its URL may contain a password."""
-    if body.startswith(b"POST ") and b"\r\n\r\n" in body:
-        body = body.partition(b"\r\n\r\n")[2]
-    return screen.cut(screen.shown(body[: 4 * EXCERPT_CHARACTERS]), EXCERPT_CHARACTERS)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ def reason(told: dict[str, Any]) -> str:
         return "no API key or password"
     if status == 403 and told.get("name") and told.get("forbidden"):
         return "the key may not post to this path"
+    if status == 403 and told.get("forwarded") and not told.get("foreign"):
+        return "it came through a proxy on this machine (INGEST_PROXIES)"
     if status == 403:
         return "a page of another site (INGEST_CORS)" if told.get("foreign") else "the address has no access"
     if status == 429 and told.get("connections") == "REJECTED":

@@ -18,18 +18,18 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sluice.account import Figures
 from sluice.base import screen
 from sluice.base.counters import read_rates
 from sluice.contrib.page import page
-from sluice.ledger import Observer
+from sluice.ledger import Observer, Reading
 from sluice.settings import Settings
 
 SPAN_SECONDS = 5.0  # over which a rate is taken
@@ -96,7 +96,7 @@ class Dashboard:
         self.observer = observer
         self.console = console
         self.ramp = RAMPS["utf-8" if console.encoding.startswith("utf") else "ascii"]
-        self.seen: deque[Figures] = deque()
+        self.seen: deque[Reading] = deque()
         self.charts: dict[str, deque[int]] = {}
 
     def frame(self) -> RenderableType:
@@ -109,13 +109,13 @@ class Dashboard:
         parts += ["", self.streams(now)]
         if workers := self.workers(now):
             parts += ["", workers]
-        if now.get("views", []):
+        if views_of(now):
             parts += ["", self.views(now)]
         if now["dead_letters"]:
             parts += ["", self.letters(now)]
         return Group(*parts)
 
-    def head(self, now: Figures) -> Text:
+    def head(self, now: Reading) -> Text:
         """The first line: time, processes, memory of Redis, cost of a commit."""
         parts = [time.strftime("%H:%M:%S", time.localtime(now["time"]))]
         if now["processes"] is not None:
@@ -124,14 +124,14 @@ class Dashboard:
         if now["memory"]:
             limit = now["memory"]["most"]
             parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(limit)}" if limit else ""))
-        before = self.seen[0]["commit"], self.seen[0]["commit_bodies"]
-        if all(before) and now["commit"] and (commits := now["commit"]["count"] - before[0]["count"]) > 0:
-            bodies = (now["commit_bodies"]["sum"] - before[1]["sum"]) / commits
-            seconds = (now["commit"]["sum"] - before[0]["sum"]) / commits
-            parts.append(f"commits of {bodies:.0f} in {seconds * 1000:.1f} ms")
+        then, then_bodies = self.seen[0]["commit"], self.seen[0]["commit_bodies"]
+        took, bodies = now["commit"], now["commit_bodies"]
+        if then and then_bodies and took and bodies and (commits := took["count"] - then["count"]) > 0:
+            mean, seconds = (bodies["sum"] - then_bodies["sum"]) / commits, (took["sum"] - then["sum"]) / commits
+            parts.append(f"commits of {mean:.0f} in {seconds * 1000:.1f} ms")
         return Text("  ".join(parts), "bold", overflow="ellipsis", no_wrap=True)
 
-    def streams(self, now: Figures) -> Table:
+    def streams(self, now: Reading) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         table.add_column("stream", max_width=14, no_wrap=True)
         for name in "in/s", "out/s", "waiting", "bytes":
@@ -140,7 +140,7 @@ class Dashboard:
         for name in "oldest", "dead", "missing":
             table.add_column(name, justify="right", no_wrap=True)
         for name, row in now["streams"].items():
-            waits = None if row["ready"] is None else row["ready"] + row["claimed"]
+            waits = None if row["ready"] is None else row["ready"] + (row["claimed"] or 0)
             chart = self.charts.setdefault(name, deque(maxlen=CHART_COLUMNS))
             chart.append(waits or 0)
             old = row["oldest_seconds"]
@@ -163,14 +163,14 @@ class Dashboard:
     def rate(self, stream: str, figure: str) -> str:
         """Bodies per second over the recent readings; ? if unknown."""
         old, new = self.seen[0], self.seen[-1]
-        before = old["streams"].get(stream, {}).get(figure)
-        after = new["streams"][stream][figure]
+        rows: list[Mapping[str, Any]] = [reading["streams"].get(stream) or {} for reading in (old, new)]
+        before, after = (row.get(figure) for row in rows)
         rate = page.rate(before, after, new["time"] - old["time"])
         if rate is None:
             return "?" if after is None else ""
         return per_second(rate)
 
-    def workers(self, now: Figures) -> Table | None:
+    def workers(self, now: Reading) -> Table | None:
         workers = [worker for worker in now["processes"] or () if worker["role"] == "worker"]
         if not workers:
             return None
@@ -187,15 +187,15 @@ class Dashboard:
             )
         return table
 
-    def views(self, now: Figures) -> Table:
+    def views(self, now: Reading) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
         table.add_column("view", max_width=22, no_wrap=True)
         table.add_column("", no_wrap=True)
         for name in "reads/s", "hits", "keys", "lag", "refreshes":
             table.add_column(name, justify="right", no_wrap=True)
         then = self.seen[0]
-        before = {view["path"]: view["reads"] for view in then["views"]}
-        for view in now.get("views", []):
+        before = {view["path"]: view["reads"] for view in views_of(then)}
+        for view in views_of(now):
             reads, hits = read_rates(before.get(view["path"]), view["reads"], now["time"] - then["time"])
             lag, made = view["lag"], view["refreshes"]
             late = lag is not None and lag >= OLD_SECONDS and made is None  # a tally may be as old as its period
@@ -210,17 +210,23 @@ class Dashboard:
             )
         return table
 
-    def letters(self, now: Figures) -> Table:
+    def letters(self, now: Reading) -> Table:
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("letters", justify="right")
         table.add_column("stream", no_wrap=True)
         table.add_column("dead because", no_wrap=True, overflow="ellipsis")
-        for row in now["dead_letters"][:SHOWN_REASONS]:
-            texts = [screen.shown(row[name]) for name in ("stream", "reason")]
+        reasons = now["dead_letters"] or []
+        for row in reasons[:SHOWN_REASONS]:
+            texts = [screen.shown(row["stream"]), screen.shown(row["reason"])]
             table.add_row(number(row["letters"]), *map(Text, texts))
-        if (more := len(now["dead_letters"]) - SHOWN_REASONS) > 0:
+        if (more := len(reasons) - SHOWN_REASONS) > 0:
             table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")
         return table
+
+
+def views_of(reading: Reading) -> list[dict[str, Any]]:
+    views: list[dict[str, Any]] = reading["contributed"].get("views", [])
+    return views
 
 
 def per_second(rate: float) -> str:

@@ -11,5 +11,6 @@ POSTGRES = Database(
 CONTRIBUTION = Contribution(
     page="protocol/database.md",
     databases={"postgresql": POSTGRES, "postgres": POSTGRES},
+    verbs={"move": "sluice.contrib.postgres.move"},
     row_sources=dict.fromkeys(("postgresql", "postgres"), "sluice.contrib.postgres.view_rows:PostgresRows"),
 )

@@ -21,7 +21,7 @@ from sluice.base.background import background
 from sluice.base.override import override
 from sluice.contrib.postgres import partitions
 from sluice.contrib.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
-from sluice.contrib.postgres.table import BURIED, BURY, Table, letter
+from sluice.contrib.postgres.table import BURIED, BURY, STAMP, Table, letter
 from sluice.contrib.postgres.tables import (
     BRIEFLY,
     LOCK,
@@ -38,6 +38,7 @@ from sluice.contrib.postgres.tables import (
 )
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
+from sluice.store import bounds
 from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.store import Elsewhere, Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
@@ -50,6 +51,12 @@ CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
 WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
+PAGES = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
+LAST_PAGES, LAST_PARTITIONS = 32, 8  # that are looked at for the last rows
+ROWS_OF_PAGE = 4  # at least: what is longer is stored elsewhere (TOAST)
+COLUMNS_OF = """SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
+WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
+UTC = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a thread goes on with it
 DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
 START = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -285,6 +292,58 @@ class Postgres(Store[Session]):
                 raise ValueError(f"not a condition on dead letters: {message(error)}") from None
 
     @override
+    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
+        with self.transaction(read=True) as db:
+            found = self.run(db, COLUMNS_OF, (f'"{stream}"',))
+            if not found:
+                return [], []
+            texts = ", ".join(
+                f"left({(UTC if kind == STAMP else '{}::text').format(quoted(name))}, {characters})"
+                for name, kind in found
+            )
+            rows: list[Row] = []
+            for table in self.newest_tables(db, stream):
+                # no index has the order of arrival, but the newest rows are at the end, which these pages are
+                end = one(db.execute(PAGES, (table,)))[0]
+                newest = (
+                    f"SELECT {texts} FROM {table} WHERE ctid >= ?::tid ORDER BY received_at DESC, batch DESC, seq DESC "
+                    "LIMIT ?"
+                )
+                first = max(0, end - LAST_PAGES - limit // ROWS_OF_PAGE)
+                rows += self.run(db, newest, (f"({first},0)", limit - len(rows)))
+                if len(rows) >= limit:
+                    break
+            return [name for name, _ in found], rows
+
+    @staticmethod
+    def newest_tables(db: Session, stream: str) -> list[str]:
+        """A stream's table, or its partitions that have rows, the newest first: at most a few, as SQL."""
+        if not partitions.is_partitioned(db, stream):
+            return [f'"{stream}"']
+        now = one(db.execute("SELECT clock_timestamp()"))[0]
+        begun = [part.name for part in partitions.partitions(db, stream) if part.start <= now]
+        rest = [name for name in (partitions.default(db, stream),) if name]
+        return [name for name in (*reversed(begun[-LAST_PARTITIONS:]), *rest) if one(db.execute(PAGES, (name,)))[0]]
+
+    @override
+    def fold(self) -> bool:
+        self.prune_changes()
+        return super().fold()
+
+    def prune_changes(self) -> None:
+        """Delete the oldest rows of `view_changes`: a follower that has not read them builds its views anew."""
+        old = "SELECT max(id) - ?, max(id) - min(id) >= ? FROM view_changes"
+        keep = bounds.KEEP_CHANGES, bounds.KEEP_CHANGES
+        with self.transaction(read=True) as db:
+            if not self.run(db, old, keep)[0][1]:
+                return
+        with self.transaction() as db:
+            if self.run(db, self.ALONE)[0][0]:
+                ((until, _),) = self.run(db, old, keep)
+                self.put_horizons(db, {"view_changes": until})
+                self.run(db, "DELETE FROM view_changes WHERE id <= ?", (until,))
+
+    @override
     def is_final(self, db: Session, batch: int, highest: int) -> bool:
         # a transaction locks `batches` before it takes an id, so those of now may have lower ones than the highest
         if batch > self.final:
@@ -331,8 +390,7 @@ class Postgres(Store[Session]):
         with self.transaction() as db:
             if not table or not self.run(db, self.ALONE)[0][0]:
                 return False
-            size = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
-            pages = one(db.execute(size, (table,)))[0]
+            pages = one(db.execute(PAGES, (table,)))[0]
             start = self.swept.pop(table, 0)
             if not pages:
                 return False
@@ -381,6 +439,11 @@ class Postgres(Store[Session]):
                     if not left:
                         raise
                     time.sleep(1)  # whoever waits behind this one goes first
+
+
+def quoted(name: str) -> str:
+    """The name of a column as SQL."""
+    return '"{}"'.format(name.replace('"', '""').replace("%", "%%"))
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,6 @@ from msgspec.structs import astuple
 
 from sluice.store.tables import column_kind, escaped
 from sluice.store.types import Row
-from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
@@ -31,12 +30,12 @@ class Table:
     """A stream's table: the columns are the arrival time, the fields of the record type, batch, seq and sender.
 
     A timestamp has microseconds only, so a stream with nanoseconds has their last three digits in `nanoseconds`. Of
-    metrics, `value` is an exact number or null, `text` a string or null.
+    a typed one, `value` is an exact number or null, `text` a string or null.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
-        self.metric = stream.record is Metric
+        self.typed = stream.typed
         self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
         self.plain = plain_records(stream.record)
         self.encoded: list[int] = []  # positions of values that are sent as jsonb
@@ -44,7 +43,7 @@ class Table:
             self.columns[name] = KINDS[column_kind(kinds)]
             if self.columns[name] == "jsonb":
                 self.encoded.append(at)
-        if self.metric:
+        if self.typed:
             self.columns |= {"tags": "jsonb", "value": "numeric", "text": "text"}
         self.nanoseconds = stream.precision == "ns"
         if self.nanoseconds:
@@ -59,7 +58,7 @@ class Table:
         """A record as a row for COPY. who: its sender."""
         arrived, time = received - Y2000, record.time
         at = arrived if time is None else time // 1000 - Y2000
-        if self.metric:
+        if self.typed:
             value = record.value
             text = value if record.type == "string" else None
             number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)

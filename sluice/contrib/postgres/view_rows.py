@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import psycopg
 
@@ -42,22 +42,66 @@ FETCH_ROWS = 32 if psycopg.pq.version() >= 170_000 else 1  # that libpq makes of
 # PostgreSQL refuses a row whose part of an index has more than 2.7 kB, so a text is indexed by its hash
 HASHED = 'hashtextextended("{}", 0)'
 BY_BATCH = "attname = 'batch' AND amname = 'brin'"  # the block range indexes, among all
+CHANGES = "view_changes"
+# The highest id that is not in `batches` any more, and of `view_changes`
+BEGINNINGS = """SELECT coalesce(max(last_batch), 0),
+  (SELECT coalesce(max(until), 0) FROM batches_horizons WHERE stream = %s) FROM batches_folded"""
+GAPS = """SELECT array_agg(each) FROM generate_series(%s::bigint, %s::bigint) AS each
+WHERE NOT EXISTS (SELECT FROM {} WHERE id = each)"""
 Index = tuple[int, str, bool]  # object id, name, whether it is valid
 
 
+class Read(NamedTuple):
+    """What was read of the ids of a table: up to the highest one, but for the missing ones. final: see PostgresRows."""
+
+    table: str
+    high: int
+    missing: list[int]
+    final: int
+
+    @property
+    def top(self) -> int:
+        """Up to where ids are read at once."""
+        return max(self.high, self.final) + BATCHES
+
+    def ask(self, db: Any, columns: str, stream: str) -> list[Row]:
+        """The rows of a stream that were not read, by id."""
+        unread = f"SELECT {columns} FROM {self.table} WHERE stream = %s AND (id > %s AND id <= %s OR id = ANY(%s))"
+        found = db.execute(f"{unread} ORDER BY id LIMIT {BATCHES}", (stream, self.high, self.top, self.missing))
+        rows: list[Row] = found.fetchall()
+        return rows
+
+    def after(self, db: Any, taken: list[int], cut: bool) -> tuple[int, list[int], bool]:
+        """The highest id and the missing ones after reading `taken`; whether there are more.
+
+        cut: there were higher ids that were not read.
+        """
+        cut = cut or len(taken) == BATCHES
+        until = taken[-1] if cut else self.top
+        (newest,) = db.execute(f"SELECT coalesce(max(id), 0) FROM {self.table}").fetchone()
+        high = max(self.high, until if newest > until else max([self.final, *taken]))
+        missing = {id for id in self.missing if id > min(self.final, until)} - {*taken}
+        (gaps,) = db.execute(GAPS.format(self.table), (max(self.high, self.final) + 1, high)).fetchone()
+        return high, sorted(missing.union(gaps or ())), cut or newest > until
+
+
 class PostgresRows(RowSource):
-    """A position is a batch id, below which no transaction can add a batch, and the batches above it that were read.
+    """A position is the highest batch id that was read, and the ids below it that were missing, and may still appear.
 
     PostgreSQL assigns ids of batches before their transactions commit, so a lower id may appear after a higher one. A
     transaction locks `batches` (RowExclusiveLock) before it takes an id, and keeps the lock until it ends. So when
     all transactions that held the lock *after* the highest id was read have ended, all ids up to it are final: their
     batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
-    letters; its ids are final by the same rule.
+    letters; its ids are final by the same rule. The oldest changes are deleted (see `Postgres.fold`): a position
+    before them is Diverged.
+
+    Somebody may leave a transaction open that has changed `batches`, and then no id is final for hours. Only those of
+    transactions that were under way, or have failed, are missing.
 
     The oldest batches are not in `batches` any more (see `Store.fold`), but all of their ids are final. Their rows
     are read by ranges of ids.
 
-    Position: JSON [final batch, batches above, final change, changes above, last batch, its claim].
+    Position: JSON [highest batch, missing batches, highest change, missing changes, last batch, its claim].
     """
 
     def __init__(self, url: str, streams: dict[str, Stream]) -> None:
@@ -66,6 +110,7 @@ class PostgresRows(RowSource):
         self.last: Row = ()
         self.final = (0, 0)  # ids of batches and of changes
         self.claim = ""  # of the final batch
+        self.pruned = 0  # id of the highest change that was deleted
         self.pending: tuple[tuple[int, int], set[str]] | None = None
         self.reading = contextlib.ExitStack()  # what the end of the snapshot closes
         self.due = 0.0  # monotonic: the next check of the transactions
@@ -98,9 +143,10 @@ class PostgresRows(RowSource):
                 db = connect(self.url)
                 with db.begin():
                     made = db.execute("SELECT to_regclass('batches_folded'), to_regclass('view_changes')").fetchone()
-                if not made or None in made:
-                    db.close()
-                    raise Unavailable("PostgreSQL: there are no tables yet")
+                    if not made or None in made:
+                        db.close()
+                        raise Unavailable("PostgreSQL: there are no tables yet")
+                    _, self.pruned = db.execute(BEGINNINGS, (CHANGES,)).fetchone() or (0, 0)
                 self.db = db
             yield self.db
         except psycopg.Error as error:
@@ -109,12 +155,13 @@ class PostgresRows(RowSource):
 
     @override
     def start(self) -> str:
-        return json.dumps([0, [], self.final[1], [], 0, ""])
+        return json.dumps([0, [], max(self.final[1], self.pruned), [], 0, ""])
 
     @override
     def news(self) -> bool:
         with self.open() as db:
-            batches, changes = self.final
+            # a batch that appears below this many others is read with the next one, or once it is final
+            batches, changes = (max(final, newest - BATCHES) for final, newest in zip(self.final, self.last or (0, 0)))
             # by libpq itself: the follower asks 40 times a second, and a cursor takes five times the CPU
             result = db.pgconn.exec_(
                 b"%b; SELECT (SELECT coalesce(max(id), 0) FROM batches), "
@@ -126,7 +173,7 @@ class PostgresRows(RowSource):
             news: Row = tuple(int(result.get_value(0, at)) for at in range(4))
             changed, self.last = news != self.last, news
             now = time.monotonic()
-            if now >= self.due and (news[2] or news[3] or news[0] < batches or news[1] < changes):
+            if now >= self.due and (news[2] or news[3] or news[0] < self.final[0] or news[1] < self.final[1]):
                 self.due = now + FINAL_SECONDS
                 with db.begin():
                     changed |= self.finish(db, (news[0], news[1]))
@@ -187,51 +234,44 @@ class PostgresRows(RowSource):
     @override
     def changes(self, stream: str, position: str, limit: int) -> Changes:
         try:
-            final, above, change, changes_above, last, claim = json.loads(position)
+            high, missing, change, changes_missing, last, claim = json.loads(position)
         except (ValueError, TypeError):
             raise Diverged(f"{position!r:.40} is no position in PostgreSQL") from None
         with self.open() as db:
-            (folded,) = db.execute("SELECT coalesce(max(last_batch), 0) FROM batches_folded").fetchone()
+            folded, self.pruned = db.execute(BEGINNINGS, (CHANGES,)).fetchone()
             if last and not has(db, last, claim, last <= folded):
                 raise Diverged(f"batch {last} is missing or has changed")
-            if final < folded:
+            if change < self.pruned:
+                raise Diverged(f"the change {change} of its batches is not known any more")
+            if high < folded:
                 if not last:
                     last, claim = self.final[0], self.claim
-                until = min(final + self.steps.get(stream, BATCHES), folded)
-                pieces = self.range(db, stream, final, until, limit)
+                until = min(high + self.steps.get(stream, BATCHES), folded)
+                pieces = self.range(db, stream, high, until, limit)
                 self.reading.callback(pieces.close)
-                above = [id for id in above if id > until]
-                return Changes(pieces, json.dumps([until, above, change, changes_above, last, claim]), True)
-            new = db.execute(
-                "SELECT id, records, claim FROM batches WHERE stream = %s AND id > %s AND id <> ALL(%s) "
-                "ORDER BY id LIMIT %s",
-                (stream, final, above, BATCHES),
-            ).fetchall()
+                return Changes(pieces, json.dumps([until, missing, change, changes_missing, last, claim]), True)
+            # of a folded one, which may have appeared meanwhile, only the rows are left
+            old = [id for id in missing if id <= folded]
+            known = Read("batches", high, [id for id in missing if id > folded], self.final[0])
+            new = known.ask(db, "id, records, claim", stream)
             taken, size = 0, 0
             while taken < len(new) and (not taken or size + new[taken][1] <= limit):
                 size += new[taken][1]
                 taken += 1
-            more = taken < len(new) or taken == BATCHES
             batches = [row[0] for row in new[:taken]]
             if batches and batches[-1] > last:
                 last, claim = batches[-1], new[taken - 1][2]
+            high, missing, more = known.after(db, batches, taken < len(new))
             replayed: list[Row] = []
             if not more:
-                replayed = db.execute(
-                    "SELECT id, batch FROM view_changes WHERE stream = %s AND id > %s AND id <> ALL(%s) "
-                    "ORDER BY id LIMIT %s",
-                    (stream, change, changes_above, BATCHES),
-                ).fetchall()
-                more = len(replayed) == BATCHES
-            final, above = behind(final, above, batches, self.final[0], taken < len(new) or taken == BATCHES)
-            if self.claim and last < self.final[0] <= final:  # also if no batch is of this stream
+                known = Read(CHANGES, change, changes_missing, self.final[1])
+                replayed = known.ask(db, "id, batch", stream)
+                change, changes_missing, more = known.after(db, [row[0] for row in replayed], False)
+            if self.claim and last < self.final[0] <= high:  # also if no batch is of this stream
                 last, claim = self.final[0], self.claim
-            if not more or replayed:
-                ids = [row[0] for row in replayed]
-                change, changes_above = behind(change, changes_above, ids, self.final[1], more)
-            pieces = self.rows(db, stream, batches, sorted({row[1] for row in replayed}))
+            pieces = self.rows(db, stream, batches, sorted({*old, *(row[1] for row in replayed)}))
             self.reading.callback(pieces.close)
-        return Changes(pieces, json.dumps([final, above, change, changes_above, last, claim]), more)
+        return Changes(pieces, json.dumps([high, missing, change, changes_missing, last, claim]), more)
 
     def range(self, db: Any, stream: str, above: int, until: int, limit: int) -> Generator[list[Row]]:
         """The rows of the batches above an id, up to another one. Sets how many ids the next range should have."""
@@ -383,11 +423,3 @@ def to_the_microsecond(time: int) -> str:
 def raw_or_none(value: Any) -> Any:
     """The JSON of a jsonb or a number."""
     return None if value is None else raw(value)
-
-
-def behind(final: int, above: list[int], taken: list[int], limit: int, cut: bool) -> tuple[int, list[int]]:
-    """The final id and the ids above it after reading `taken`; cut: there were higher ids that were not read."""
-    if cut:
-        limit = min(limit, taken[-1])
-    final = max(final, limit)
-    return final, [id for id in sorted({*above, *taken}) if id > final]

@@ -54,6 +54,9 @@ KINDS = {
     **{"bytes": "BLOB NOT NULL", "json": "TEXT NOT NULL", "time": "TEXT NOT NULL"},
 }
 BY_FIRST = "CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches_ranges (stream, epoch, first)"
+# of a value: its first characters, or for a BLOB those of its bytes in hexadecimal
+TEXT = """CASE typeof("{name}") WHEN 'blob' THEN substr(hex(substr("{name}", 1, {most})), 1, {most})
+  ELSE substr("{name}", 1, {most}) END"""
 OLD_INDEXES = ("batches_spools_by_name", "batches_folded_by_spool", "batches_expired_by_spool")
 
 
@@ -281,6 +284,16 @@ class Sqlite(Store[apsw.Connection]):
                 raise ValueError(f"not a condition on dead letters: {error}") from None
             finally:
                 db.execute("PRAGMA query_only=0")
+
+    @override
+    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
+        with self.transaction(read=True) as db:
+            if not self.exists(db, stream):
+                return [], []
+            columns = [str(row[1]) for row in self.run(db, f'PRAGMA table_info("{stream}")')]
+            texts = ", ".join(TEXT.format(name=name.replace('"', '""'), most=characters) for name in columns)
+            last = f'SELECT {texts} FROM "{stream}" ORDER BY rowid DESC LIMIT ?'
+            return columns, self.run(db, last, (limit,))
 
     @override
     def fold(self) -> bool:

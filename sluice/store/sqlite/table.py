@@ -12,7 +12,6 @@ from msgspec.structs import astuple
 from sluice.base.times import instant, second
 from sluice.store.tables import column_kind
 from sluice.store.types import Body, Origin, Row, Unavailable
-from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
@@ -35,7 +34,7 @@ class Table:
         for at, (name, kinds) in enumerate(field_types(stream.record).items(), 1):
             kind = column_kind(kinds)
             self.columns[name] = KINDS[kind]
-            if stream.record is Metric and name == "value":
+            if stream.typed and name == "value":
                 self.columns[name] = ""
             elif kind is object:
                 self.encoded.append(at)

@@ -37,7 +37,7 @@ def post(port: int, path: str, key: str, *more: str) -> int:
     return curl("-d", VOTE, "-H", f"X-API-Key: {key}", *more, f"localhost:{port}{path}")[0]
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(tmp: Path) -> None:
     file = private(
         tmp / "keys", f"{KEY} name=acme rate=1 streams=votes  # hourly\n{OTHER} name=other\n{THIRD} plain;\n"
@@ -125,7 +125,7 @@ def test_a_name_may_be_a_word_of_nginx_or_begin_like_an_escape(allow: str, tmp: 
             assert post(web.port, "/votes", key) == 429
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> None:
     file = private(tmp / "keys", f"{THIRD} plain;\n")
     env = {"INGEST_API_KEYS": file, "INGEST_ROWS": f"votes=parquet://{tmp}/rows"}

@@ -300,6 +300,7 @@ def test_a_public_key_for_which_anybody_can_sign_is_refused() -> None:
     assert not is_forged(base64.b64decode(public().removeprefix("whpk_")))
 
 
+@pytest.mark.nightly
 def test_a_public_key_needs_its_library_and_cpython(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)

@@ -178,7 +178,7 @@ def push(home: Path, count: int, stream: str = "slow") -> None:
         link.rpush(f"ingest:{{{stream}}}", *range(count))
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_workers_that_fall_behind_get_others_that_help(tmp: Path) -> None:
     (tmp / "slow.py").write_text(RECORDS.format(pause=0.001))
     with postgres_server() as database:

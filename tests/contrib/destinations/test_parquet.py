@@ -339,7 +339,7 @@ def killed(url: str, tmp: Path, program: str) -> None:
     outbox_contract.killed(url, f"parquet://{tmp}/rows", PREPARED + program)
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 @pytest.mark.parametrize("moment", MOMENTS)
 @both
 def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> None:
@@ -657,7 +657,7 @@ def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
     assert [path.name for path in (tmp / "rows/.staged/votes").iterdir() if path.name[0] != "."] == []
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_worker_that_merges_long_rows_takes_bounded_memory(tmp: Path) -> None:
     env = {"INGEST_ROWS": f"logs=parquet://{tmp}/rows"}
     rows = open_elsewhere(settings.load(env).rows, STREAMS)
@@ -728,6 +728,7 @@ def test_an_object_with_a_note_is_not_merged(url: str, tmp: Path) -> None:
     assert choices(tmp) == ["a", "2", "3", "4"]
 
 
+@pytest.mark.nightly
 def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: Path) -> None:
     stop = threading.Event()
     wrong: list[object] = []

@@ -61,7 +61,7 @@ class ToShelf(Carried[list[Any]]):
 
     def parts(self, carried: bytes) -> Iterator[FarRow]:
         for batch, seq, at, id in json.loads(carried):
-            yield batch, seq, at, alone(Order, {"id": id})
+            yield batch, seq, at, alone(self.stream, {"id": id})
 
 
 def test_what_a_destination_refuses_does_not_hide_what_waits_of_another_worker(tmp: Path) -> None:

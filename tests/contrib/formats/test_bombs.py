@@ -24,7 +24,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from sluice.contrib.formats import protobuf
+from sluice.contrib.formats import codings, protobuf
+from sluice.contrib.formats.codings import FRAMED
 from sluice.contrib.formats.loki import messages as loki
 from sluice.contrib.formats.prometheus import messages as prometheus
 from sluice.contrib.formats.protobuf import wrapped
@@ -32,7 +33,6 @@ from sluice.contrib.formats.register import FORMATS
 from sluice.routes import ROUTES
 from sluice.streams import encoding
 from sluice.streams.built_in import STREAMS
-from sluice.streams.encoding import FRAMED
 from sluice.streams.record import Invalid, Limits, Log, Reject
 from support import peak_memory
 from support.list_items import kept
@@ -279,6 +279,11 @@ def collectd_values_of_long_names(size: int) -> bytes:
         text(size)[: size // 8], names[: size // 4 // 4 * 4 - 1], b",".join([b"1"] * min(QUARTER // 8, size // 16)),
     )  # fmt: skip
     return filled(b"[", part, b"]", size)
+
+
+@bomb("/api/put")
+def opentsdb_points_of_many_tags(size: int) -> bytes:
+    return filled(b"[", b'{"metric":"m","value":"1","tags":{"a":1,"b":[]}}', b"]", size, b",")
 
 
 @bomb("/collectd")
@@ -802,7 +807,8 @@ def test_twice_the_compressed_body_takes_at_most_twice_the_work(name: str, monke
     def counted(name: str, data: bytes, start: Callable[[], Any], *rest: Any) -> bytes:
         return joined(name, data, lambda: Handed(start()), *rest)
 
-    monkeypatch.setattr(encoding, "joined", counted)
+    for module in encoding, codings:
+        monkeypatch.setattr(module, "joined", counted)
     found, handed = [], []
     for count in 1, 245, 490:
         body, before = ENCODED[name](count), Handed.total

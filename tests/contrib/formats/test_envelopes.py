@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.streams.format import ENVELOPES
+from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams.record import Log, Reject
 from support.list_items import LIMITS, decode, reject_reason
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.msgpack import Ext
 
-from sluice.streams.format import ENVELOPES
+from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams.record import Log, Reject
 from support.list_items import LIMITS, decode, kept, reject_reason
 from support.table_of_cases import check_each_row

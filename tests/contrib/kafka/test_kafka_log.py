@@ -21,6 +21,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return lines
 
 
+@pytest.mark.nightly
 def test_the_gateway_and_the_worker_log_why_kafka_takes_nothing(caplog: pytest.LogCaptureFixture, tmp: Path) -> None:
     kafka = pytest.importorskip("sluice.contrib.kafka.inlet")
     with redis_server(tmp) as redis:

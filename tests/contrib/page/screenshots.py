@@ -23,6 +23,7 @@ SECONDS = 200
 STOPPED = range(90, 125)  # seconds in which the worker is stopped, so that a backlog builds up
 INVALID = (b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}')
 HEIGHT = "document.documentElement.scrollHeight"
+ROWS = "scrollY + document.querySelector('#rows tbody tr:nth-child(3)').getBoundingClientRect().bottom"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
@@ -65,7 +66,7 @@ def main() -> None:
                     device_scale_factor=1.5 if name == "phone" else 1,
                 )
                 page.goto(f"http://localhost:{up.port}/status")
-                page.click("button")
+                page.click("form button")
                 page.wait_for_selector("#steps li:has-text('Stored'), #steps li:has-text('Processed')")
                 # the whole page; WebP takes a third of PNG's bytes
                 how: dict[str, Any] = {"format": "webp", "quality": 80, "captureBeyondViewport": True}
@@ -73,6 +74,13 @@ def main() -> None:
                     how["clip"] = {"x": 0, "y": 0, "width": width, "height": page.evaluate(HEIGHT), "scale": 1}
                 taken = page.context.new_cdp_session(page).send("Page.captureScreenshot", how)
                 (ROOT / f"docs/status-{name}-{scheme}.webp").write_bytes(base64.b64decode(taken["data"]))
+                if (name, scheme) == ("desktop", "light"):  # of README.md: the top, with the rows of a stream
+                    page.click("#ledger button:text-is('votes')")
+                    page.wait_for_selector("#rows tbody tr")
+                    how["clip"]["height"] = page.evaluate(ROWS)
+                    taken = page.context.new_cdp_session(page).send("Page.captureScreenshot", how)
+                    (ROOT / "docs/status.webp").write_bytes(base64.b64decode(taken["data"]))
+                    page.close()
         browser.close()
         stop.set()
         thread.join()

@@ -39,7 +39,7 @@ def send(port: int, head: str, body: bytes = b"") -> int:
     return request(port, f"{head}\r\nHost: localhost\r\n{length}\r\n".encode() + body)[0]
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
     env = {"INGEST_API_KEYS": access.keys(tmp), "INGEST_CLIENT_CONNECTIONS": 3, "INGEST_MAX_BODY": 1000}
     with installation(tmp / "home", env, ready=False) as up:

@@ -135,6 +135,7 @@ def test_counters_survive_the_end_of_a_gateway_process(up: Server) -> None:
     poll(lambda: scraped(up)["sluice_answers_total", "/votes", "200"] > before)
 
 
+@pytest.mark.nightly
 def test_prometheus_scrapes_the_metrics_with_the_shipped_configuration(up: Server, tmp: Path) -> None:
     text = (PROMETHEUS / "prometheus.yml").read_text()
     assert "localhost:8080" in text
@@ -259,8 +260,8 @@ def test_failed_attempts_to_store_are_counted_and_the_claim_of_the_worker_is_sho
 
             def settled() -> bool:
                 figures = observer.look()
-                assert figures["streams"]["votes"]["store_errors"] > 0
-                (one,) = figures["processes"]
+                assert (figures["streams"]["votes"]["store_errors"] or 0) > 0
+                (one,) = figures["processes"] or []
                 assert (one["role"], one["pid"]) == ("worker", worker.pid)
                 return [(claim["stream"], claim["first"], claim["bodies"]) for claim in one["claims"]] == [
                     ("votes", 1, 3)

@@ -151,12 +151,12 @@ def test_a_test_event_can_be_sent_by_keyboard_and_is_shown_as_stored(page: Page,
     page.route("**/status.json", unknown)  # as before the table exists
     expect(page.locator("#dead .figure")).to_have_text("?")
     seen = set()
-    for _ in range(12):
+    for _ in range(20):
         page.keyboard.press("Tab")
         seen.add(focused := page.evaluate("document.activeElement.name || document.activeElement.className"))
         if focused == "body":
             break
-    assert seen == {"skip", "plot", "more", "path", "body"}
+    assert seen == {"skip", "plot", "link", "more", "path", "body"}
     page.keyboard.press("Tab")
     page.unroute_all()
     page.keyboard.press("Enter")
@@ -170,7 +170,7 @@ def test_a_test_event_can_be_sent_by_keyboard_and_is_shown_as_stored(page: Page,
 def test_a_dead_letter_is_shown_with_its_reason_and_as_text_only(page: Page, up: Server) -> None:
     page.select_option("[name=path]", "/gps")
     page.fill("[name=body]", body := json.dumps({"device": EVIL, "lat": 99, "lon": 1}))
-    page.click("button")
+    page.click("form button")
     expect(page.locator("#steps li").nth(1)).to_contain_text("Invalid: latitude out of range")
     letter = page.locator("#letters li").first
     expect(letter).to_contain_text("latitude out of range: 99")
@@ -186,7 +186,7 @@ def test_a_dead_letter_is_shown_with_its_reason_and_as_text_only(page: Page, up:
 
 def test_a_rejected_test_event_is_shown_with_its_reason(page: Page) -> None:
     page.route("**/votes", lambda route: route.continue_(method="PUT"))
-    page.click("button")
+    page.click("form button")
     expect(page.locator("#steps li")).to_contain_text("Rejected: 405 Method Not Allowed. This path accepts only POST.")
 
 
@@ -369,7 +369,7 @@ def test_the_page_is_readable_in_light_and_dark_on_phone_and_desktop(
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)")
         assert (sum(ground) < 3 * 128) == (scheme == "dark")
         # controls are large enough for a finger
-        for control in page.locator("button, select, textarea, summary").all():
+        for control in page.locator("button:visible, select, textarea, summary").all():
             box = control.bounding_box()
             assert box and box["height"] >= 44
         shot = page.screenshot(path=tmp_path / "page.png", full_page=True)
@@ -456,7 +456,7 @@ def test_the_live_example_draws_a_poll_and_a_trail_of_another_origin(
         expect(page.locator("#device")).to_have_attribute("aria-label", re.compile(r": 48.13, 11.5, 3 m/s\.$"))
         assert page.evaluate(INK)
         page.fill("[name=device]", "another")
-        page.click("button")
+        page.click("form button")
         expect(page.locator("#device + p")).to_have_text("There is no device another yet.")
 
 
@@ -738,7 +738,9 @@ def test_the_page_loads_nothing_from_other_hosts(up: Server) -> None:
         assert b"http://www.w3.org" in body or b"http" not in body
 
 
-@pytest.mark.parametrize("target", ["/status/status.json", "/status/errors.json", "/status/metrics"])
+@pytest.mark.parametrize(
+    "target", ["/status/status.json", "/status/errors.json", "/status/rows.json", "/status/metrics"]
+)
 def test_figures_are_kept_by_no_cache(target: str, up: Server) -> None:
     poll(lambda: get(up.port, target)[0] == 200)
     status, headers, _ = get(up.port, target)
@@ -815,3 +817,34 @@ def test_an_invalid_setting_is_reported_in_one_line(tmp_path: Path) -> None:
         cwd=ROOT,
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_the_last_rows_and_dead_letters_of_a_stream_are_one_click_away_and_text_only(
+    size: tuple[int, int], scheme: str, chromium: Browser, up: Server
+) -> None:
+    mark = f"{size[0]}{scheme}"
+    post(up.port, "/votes", json.dumps({"poll": mark, "choice": EVIL}).encode())
+    post(up.port, "/votes", json.dumps({"poll": mark, "choice": 7, "voter": EVIL}).encode())
+    with context(chromium, size, scheme) as window:
+        page = opened(window, up)
+        expect(page.locator("#rows")).to_be_hidden()
+        page.click("#ledger button:text-is('votes')")
+        row = page.locator("#rows tbody tr").filter(has_text=mark)
+        expect(row).to_contain_text(EVIL)
+        letter = page.locator("#rows li").filter(has_text=mark)
+        expect(letter).to_contain_text("got `int` - at `$.choice`")
+        expect(letter.locator(".body")).to_contain_text(EVIL)
+        assert (
+            page.locator("#rows *:not(h2, h3, p, table, thead, tbody, tr, th, td, ol, li, span, time, button)").count()
+            == 0
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert (page.evaluate(CONTRAST), page.evaluate(CROWDED)) == ([], [])
+        post(up.port, "/votes", json.dumps({"poll": mark, "choice": "later"}).encode())  # it is followed
+        expect(page.locator("#rows tbody tr").filter(has_text="later")).not_to_have_count(0)
+        page.click("#ledger button:text-is('gps')")
+        expect(page.locator("#rows-title")).to_have_text("Last rows of gps")
+        page.click("#rows > button")
+        expect(page.locator("#rows")).to_be_hidden()

@@ -784,6 +784,7 @@ def test_the_wait_for_a_locked_table_is_limited(pg: Postgres, monkeypatch: pytes
     assert store.persist(claim(count=10), gps(10)).records == 10
 
 
+@pytest.mark.nightly
 def test_a_lost_backend_and_a_restarted_server_cost_one_attempt_each(pg: Postgres):
     store = connect(pg)
     pg.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sluice'")
@@ -939,6 +940,7 @@ def test_tls_and_a_password_work_with_a_connection_string_of_libpq():
 # --- many at once, and killed ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_every_body_is_stored_once_whichever_process_is_killed():
     with (
         harness.short_tmp() as tmp,

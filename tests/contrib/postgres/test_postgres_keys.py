@@ -66,6 +66,7 @@ def test_two_workers_that_store_the_same_keys_in_another_order_wait_for_each_oth
     assert (ledger.bodies, ledger.duplicate, ledger.dead) == (2 * len(bodies), len(bodies), 0)
 
 
+@pytest.mark.nightly
 def test_a_key_that_expires_while_it_is_put_again_is_put(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     here, other = Here(server.url), Here(server.url, epoch="other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -83,6 +84,37 @@ def test_rows_are_stored_while_a_reader_keeps_partitions_from_being_made_or_drop
     with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
         store.expire("gps", before(600))
         assert len(parts(pg)) > 2
+
+
+def test_the_last_rows_are_those_of_the_newest_partitions_that_have_rows(pg: Postgres) -> None:
+    with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
+        store.persist(claim("gps", 4), gps(DAY, 0, 0, 0))
+        columns, rows = store.last_rows("gps", 3, 40)
+        assert [row[columns.index("seq")] for row in rows] == ["4", "3", "2"]
+        assert [row[columns.index("seq")] for row in store.last_rows("gps", 9, 40)[1]][-1] == "1"
+
+
+def test_the_last_rows_are_found_without_a_look_at_the_others(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+    with contextlib.closing(open_store(pg.url, STREAMS)) as store:
+        store.persist(claim("gps", 1), gps(0))
+        pg.ask(
+            "INSERT INTO gps (received_at, time, device, lat, lon, batch, seq) "
+            "SELECT now(), now(), repeat('x', 500), 1, 2, 1, n FROM generate_series(2, 20000) AS n"
+        )
+        run = store.run
+
+        def noted(db: Any, sql: str, values: Any = ()) -> Any:
+            asked.append((sql, values))
+            return run(db, sql, values)
+
+        monkeypatch.setattr(store, "run", noted)
+        assert store.last_rows("gps", 2, 9)[1][0][-2] == "20000"
+        ((sql, values),) = [each for each in asked if " ctid " in each[0]]
+        with store.transaction() as db:
+            plan = "\n".join(row[0] for row in run(db, f"EXPLAIN (ANALYZE, TIMING off) {sql}", values))
+        (seen,) = re.findall(r"Tid Range Scan on gps .*actual rows=(\d+)", plan)
+        assert int(seen) < 1000, plan
 
 
 def test_a_reader_delays_the_end_of_a_partition_and_no_row(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from sluice import settings
 from sluice.run import up
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "url, problem",
     [

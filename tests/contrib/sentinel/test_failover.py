@@ -205,7 +205,7 @@ def test_bin_up_uses_a_redis_elsewhere_and_starts_none(tmp: Path, remote: str) -
         assert post(up.port, "/votes", VOTE % b"a")[0] == 200
         poll(lambda: stored(home) == ["a"])
         assert up.pids("redis") == []
-        assert "bin/up starts none" in up.said() and "p%40ss" not in up.said()
+        assert "none is started" in up.said() and "p%40ss" not in up.said()
         command = [str(ROOT / "bin/sluice"), "status"]
         done = subprocess.run(command, env=environment(home, env), capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")

@@ -43,6 +43,7 @@ with harness.short_tmp() as tmp, harness.redis_server(tmp) as redis, harness.vie
 """
 
 
+@pytest.mark.nightly
 def test_a_kind_of_view_is_one_file_and_one_line(tmp_path: Path) -> None:
     for name in "deploy", "nginx", "proving", "sluice":
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

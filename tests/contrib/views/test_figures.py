@@ -55,7 +55,7 @@ def count(here: Site, path: str, **statuses: int) -> None:
 
 def views(here: Site, observer: Observer | None = None) -> dict[str, dict[str, Any]]:
     """The views' figures, by path."""
-    return {one["path"]: one for one in (observer or Observer(here.settings)).look()["views"]}
+    return {one["path"]: one for one in (observer or Observer(here.settings)).look()["contributed"]["views"]}
 
 
 def test_the_figures_of_a_view_that_follows_rows(here: Site) -> None:
@@ -110,7 +110,7 @@ def test_with_views_off_no_display_shows_any(here: Site) -> None:
     here.kill(here.redis)
     observer = Observer(here.settings)
     found = observer.look()
-    assert found["views"] == []
+    assert found["contributed"]["views"] == []
     assert not any(line.startswith(UNAVAILABLE) for line in found["trouble"])
     assert Page(here.settings).look()["views"] == []
     assert b"sluice_view" not in exporter.text(found)
@@ -136,7 +136,7 @@ def test_every_display_says_that_the_views_redis_is_unavailable(here: Site, how:
         here.redis.wait()
     try:
         found = observer.look()
-        assert {one["state"] for one in found["views"]} == {"unavailable"}
+        assert {one["state"] for one in found["contributed"]["views"]} == {"unavailable"}
         assert [line for line in found["trouble"] if line.startswith(UNAVAILABLE)]
         assert found["streams"]["gps"]["stored"] == 3  # the other figures are there
         shown = page.look()["views"][0]

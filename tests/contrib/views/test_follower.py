@@ -35,6 +35,7 @@ from sluice.store.registry import open_store
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
+from support.table_of_cases import check_each_row
 
 pytestmark = pytest.mark.contract
 
@@ -131,6 +132,58 @@ def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ende
         return client.hget(contract.info("/gps/latest", state), "position").startswith(b"[5, []")
 
     harness.poll(settled)
+
+
+def test_a_position_stays_short_while_somebody_leaves_a_transaction_open(postgres: Site) -> None:
+    postgres.put("gps", [position("bike", 0)])
+    postgres.caught_up()
+    idle, slow = postgres.connect(), postgres.connect()
+    opened, done = threading.Event(), threading.Event()
+    with contextlib.closing(slow), contextlib.closing(idle), idle.transaction() as db:
+        db.execute("UPDATE batches SET records = 0 WHERE false")
+        claim, bodies = postgres.claim("gps", [position("van", 1)])
+
+        def wait() -> None:
+            opened.set()
+            done.wait(PATIENCE)
+
+        thread = threading.Thread(target=lambda: slow.persist(claim, watched(bodies, wait)))
+        thread.start()
+        opened.wait(PATIENCE)
+        for n in range(40):
+            postgres.put("gps", [position("bike", n)])
+            postgres.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
+        postgres.caught_up()
+        client = postgres.client()
+        state = client.get(contract.state("/gps/latest")).decode()
+        place = json.loads(client.hget(contract.info("/gps/latest", state), "position"))
+        assert place[0] > 40 and place[1] == [2]
+        done.set()
+        thread.join()
+        postgres.caught_up()
+        assert postgres.actual("/gps/latest").keys() == {"bike", "van"}
+
+
+def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views_anew(
+    postgres: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.store.bounds.KEEP_CHANGES", 2)
+    postgres.put("gps", [position("bike", 1)])
+    postgres.caught_up()
+    before = postgres.client().get(contract.state("/gps/latest"))
+    postgres.kill(postgres.follower)
+    with postgres.store.transaction() as db:
+        late = "(received_at, time, device, lat, lon, batch, seq) VALUES (now(), now(), 'late', 1, 1, 1, 9)"
+        db.execute(f"INSERT INTO gps {late}")
+        for _ in range(5):
+            db.execute("INSERT INTO view_changes (stream, batch) VALUES ('gps', 1)")
+    postgres.store.fold()
+    with postgres.store.transaction() as db:
+        assert db.execute("SELECT count(*) FROM view_changes").fetchone() == (2,)
+    postgres.start_follower()
+    postgres.caught_up()
+    assert postgres.actual("/gps/latest").keys() == {"bike", "late"}
+    assert postgres.client().get(contract.state("/gps/latest")) != before
 
 
 def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +309,7 @@ def test_another_database_is_followed_from_its_first_row(sqlite: Site) -> None:
     sqlite.caught_up()
 
 
-@pytest.mark.parametrize("place", ["7 8 9 10 run:1:gps", "7 claim 3", '{"x":1}', "none", "-1", "\xff"])
+@check_each_row("place", ["7 8 9 10 run:1:gps", "7 claim 3", '{"x":1}', "none", "-1", "\xff"])
 def test_the_position_in_another_kind_of_database_is_none_in_this_one(place: str, here: Site) -> None:
     here.put("gps", [position("bike", 1), position("car", 1)])
     here.caught_up()
@@ -853,6 +906,7 @@ def test_a_view_that_does_not_fit_is_not_tried_at_once_after_a_lost_lease(sqlite
         assert time.monotonic() < own.retries["/gps/trail"][0] <= time.monotonic() + 40
 
 
+@pytest.mark.nightly
 def test_a_feed_that_fills_the_memory_is_rebuilt_seldom(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()

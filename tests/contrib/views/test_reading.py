@@ -192,6 +192,7 @@ def test_while_the_reader_is_killed_each_read_gets_its_value_or_502(up: Server, 
     assert set(crowd.seen) <= {200, 502}
 
 
+@pytest.mark.nightly
 def test_a_reload_replaces_reader_and_follower_and_fails_no_read(up: Server) -> None:
     arrives(up, 52.0)
     before = {name: up.pids(name) for name in ("views", "follower", "reader")}
@@ -217,6 +218,7 @@ def test_with_views_off_nothing_of_it_runs(tmp: Path) -> None:
         assert "tally" not in up.said()  # nor does the first screen name it
 
 
+@pytest.mark.nightly
 def test_views_of_ones_own_are_served_beside_the_built_in_ones(tmp: Path) -> None:
     env = {}
     for name, text in ("records", RECORDS), ("routes", ROUTES), ("views", VIEWS):

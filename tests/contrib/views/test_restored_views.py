@@ -22,6 +22,7 @@ def server() -> Iterator[Postgres]:
         yield found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_views_follow_the_restored_database(kind: str, tmp: Path, request: pytest.FixtureRequest) -> None:
     def moved(second: int) -> Gps:

@@ -99,6 +99,7 @@ def on_disk(server: Server) -> int:
     return found
 
 
+@pytest.mark.nightly
 def test_answers_that_nobody_reads_take_no_disk(up: Server, certificate: tuple[Path, Path]) -> None:
     """HTTP/1.1: nginx would put what neither a client nor the kernel takes into files, up to 1 GB for each answer."""
     context = ssl.create_default_context(cafile=str(certificate[0]))

@@ -184,7 +184,7 @@ def test_a_view_that_is_not_served_is_neither_compared_nor_waited_for(here: Site
     assert (status, text) == (1, "/gps/trail: full, not compared\n")
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_rebuild_without_room_and_one_whose_follower_ends_are_one_line(here: Site) -> None:
     here.put("gps", [Gps(time=NOON * 10**9, device=str(n), lat=1.0, lon=1.0) for n in range(3000)])
     here.caught_up()

@@ -11,6 +11,8 @@ const EXAMPLES = {
   "/logs": (mark) => `{"level":"info","service":"status page","message":"it works","mark":"${mark}"}`,
   "/write": (mark) => `status_page,mark=${mark} value=1`,
 };
+// Sluice's own root, which ends in a slash: a proxy may serve it below a prefix.
+const ROOT = location.pathname.replace(/status\/*$/, "");
 let shown = null; // the newest status.json
 let clock = 0; // the server's time of the fetch, seconds; the browser's clock may be wrong
 
@@ -165,18 +167,36 @@ function workers() {
   return count == null ? "" : count === 0 ? "no worker runs" : count === 1 ? "1 worker" : `${count} workers`;
 }
 
-// Replaces the rows of a table. rows: the name, then the cells, each a text, or a text and whether it is bad.
-function table(place, rows) {
+// Changes the cells of a table; a row stays while it has the same name, so that it can be clicked. rows: the name, then
+// the cells, each a text, or a text and whether it is bad. open: makes of a name a button that calls it.
+function table(place, rows, open = null) {
   const names = [...document.querySelectorAll(`${place} thead th`)].map((head) => head.textContent);
-  $(`${place} tbody`).replaceChildren(...rows.map(([name, ...cells]) => {
-    const row = element("tr");
-    row.append(element("th", name, { scope: "row" }));
+  const body = $(`${place} tbody`);
+  rows.forEach(([name, ...cells], at) => {
+    let row = body.children[at];
+    if (row?.dataset.name !== name || row.children.length !== cells.length + 1) {
+      const made = element("tr", "", { "data-name": name });
+      made.append(element("th", open ? "" : name, { scope: "row" }));
+      if (open) made.firstChild.append(link(name, open));
+      cells.forEach((_, cell) => made.append(element("td", "", { "data-name": names[cell + 1] })));
+      row ? row.replaceWith(made) : body.append(made);
+      row = made;
+    }
     cells.forEach((cell, at) => {
       const [text, bad] = [].concat(cell);
-      row.append(element("td", text, { "data-name": names[at + 1], class: bad ? "bad" : /^(0|–|0 \/s)$/.test(text) ? "zero" : "" }));
+      const place = row.children[at + 1];
+      if (place.textContent !== text) place.textContent = text;
+      place.className = bad ? "bad" : /^(0|–|0 \/s)$/.test(text) ? "zero" : "";
     });
-    return row;
-  }));
+  });
+  while (body.children.length > rows.length) body.lastChild.remove();
+}
+
+// A button that looks like a link. open: gets its text.
+function link(name, open) {
+  const made = element("button", name, { type: "button", class: "link" });
+  made.addEventListener("click", () => open(name));
+  return made;
 }
 
 function ledger() {
@@ -188,8 +208,51 @@ function ledger() {
     const counts = ["accepted", "ready", "claimed", "stored", "dead", "duplicate"].map((name) => number(stream[name]));
     const oldest = stream.ready == null ? "?" : stream.oldest_seconds == null ? "–" : span(stream.oldest_seconds);
     return [stream.stream, ...counts, [number(stream.missing), stream.missing], oldest, `${each(stream.accepted_rate)} /s`];
+  }), openRows);
+}
+
+// --- the last rows of a stream -------------------------------------------------------------------------------------
+
+let opened = null; // the stream whose rows are shown
+let rowsDrawn = "";
+
+async function openRows(stream) {
+  opened = stream;
+  rowsDrawn = "";
+  await rows();
+  $("#rows").scrollIntoView({ block: "nearest" });
+  $("#rows-title").focus({ preventScroll: true });
+}
+
+// Read only while they are shown.
+async function rows() {
+  $("#rows").hidden = opened === null;
+  if (opened === null) return;
+  const stream = opened;
+  const answer = await fetch(`${ROOT}status/rows.json`, { cache: "no-store" }).catch(() => null);
+  const found = (answer?.ok ? await answer.json() : {})[stream] ?? { columns: [], rows: [], letters: [] };
+  const text = JSON.stringify([stream, found]);
+  if (stream !== opened || text === rowsDrawn) return; // redrawing would clear a text selection
+  rowsDrawn = text;
+  const [title, note] = $("#rows").children;
+  title.textContent = `Last rows of ${stream}`;
+  note.textContent = found.rows.length
+    ? `Newest first, long values cut. In a terminal: bin/sluice rows ${stream}`
+    : "There is no row in the table. What has just been accepted is there within a second or two.";
+  $("#rows thead tr").replaceChildren(...found.columns.map((name) => element("th", name, { scope: "col" })));
+  $("#rows tbody").replaceChildren(...found.rows.map((values) => {
+    const row = element("tr");
+    values.forEach((value, at) => row.append(element(at ? "td" : "th", value?.replace(/^(\d{4}-\d\d-\d\d)T(?=\d\d:)/, "$1 ") ?? "–", { "data-name": found.columns[at], class: value == null ? "zero" : "" })));
+    return row;
+  }));
+  $("#rows h3").hidden = !found.letters.length;
+  $("#rows ol").replaceChildren(...found.letters.map(({ time, reason, bytes, body }) => {
+    const line = element("li");
+    line.append(when(time), element("span", `${number(bytes)} bytes`, { class: "stream" }), element("span", reason), element("span", body, { class: "body" }));
+    return line;
   }));
 }
+$("#rows > button").addEventListener("click", () => { opened = null; rows(); });
 
 function cells() {
   $("#cells").hidden = shown.cells.length < 2;
@@ -268,7 +331,7 @@ function letters() {
 let errorsDrawn = "";
 async function errors() {
   if (!$("#errors").open) return;
-  const answer = await fetch("/status/errors.json", { cache: "no-store" }).catch(() => null);
+  const answer = await fetch(`${ROOT}status/errors.json`, { cache: "no-store" }).catch(() => null);
   const text = answer?.ok ? await answer.text() : "[]";
   if (text === errorsDrawn) return;
   errorsDrawn = text;
@@ -456,7 +519,7 @@ form.addEventListener("submit", async (event) => {
   const start = performance.now();
   let answer;
   try {
-    answer = await fetch(path, { method: "POST", body, headers: form.key.value ? { "X-API-Key": form.key.value } : {} });
+    answer = await fetch(ROOT + path.slice(1), { method: "POST", body, headers: form.key.value ? { "X-API-Key": form.key.value } : {} });
   } catch {
     return step("bad", "There was no response. The event may have been accepted.");
   }
@@ -497,7 +560,7 @@ function same(excerpt, body) {
 
 async function look() {
   try {
-    const answer = await fetch("/status/status.json", { cache: "no-store" });
+    const answer = await fetch(`${ROOT}status/status.json`, { cache: "no-store" });
     if (!answer.ok) throw new Error(answer.status === 404 ? "The page process has not written any figures yet." : `status.json: ${answer.status}`);
     clock = Number(answer.headers.get("Sluice-Time"));
     shown = await answer.json();
@@ -520,7 +583,7 @@ async function look() {
 }
 
 async function watch() {
-  if (!document.hidden) await Promise.all([look(), errors()]);
+  if (!document.hidden) await Promise.all([look(), errors(), rows()]);
   setTimeout(watch, 1000);
 }
 document.addEventListener("visibilitychange", () => document.hidden || look());

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sluice.store.tables import column_kind
-from sluice.streams.record import INT64, Metric
+from sluice.streams.record import INT64
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types
 
@@ -95,9 +95,9 @@ class RowSource(ABC):
         return groups, total
 
     def kind(self, stream: str, field: str) -> Any:
-        """See `column_kind`; None: the value of a metric, which has a type of its own in each row."""
-        record = self.streams[stream].record
-        return None if record is Metric and field == "value" else column_kind(field_types(record)[field])
+        """See `column_kind`; None: it has another type in each row (`Stream.typed`)."""
+        known = self.streams[stream]
+        return None if known.typed and field == "value" else column_kind(field_types(known.record)[field])
 
     @abstractmethod
     def groups(self, stream: str, key: str, by: str, value: str) -> Iterable[Row]:

@@ -1,13 +1,22 @@
-"""Makes a record of one position for the decoders: checks the ranges of the values that a client sent."""
+"""Decodes positions as phones and trackers send them: other names of the fields, values that are nearly right."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
-from sluice.streams.body import Budget
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from sluice.base.override import override
+from sluice.streams import gps
+from sluice.streams.body import Budget, Empty
+from sluice.streams.decoder import JsonDecoder
+from sluice.streams.lenient import scalar
 from sluice.streams.message import Message
 from sluice.streams.record import RANGES, Gps, Invalid
+from sluice.streams.registry import Stream, formats_of
 from sluice.streams.times import Time, nanoseconds_of
 
 Number = float | int | str | None
@@ -28,6 +37,20 @@ NAMES = {
     "battery": "battery batt bat",
 }
 ALIASES = {field: tuple(names.split()) for field, names in NAMES.items()}
+NAMES_ONLY = {"u", "d", "device"}  # the parameters of a URL that say who sends
+NESTED = "coords", "location", "position"  # objects that have some of the fields
+OTHER_NAMES = *NESTED, "battery_level"  # the latter is 0 to 1 in GeoJSON, and percent elsewhere
+PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
+
+# Any other one: its fields may have other names, and are read one by one. `coords` holds some of them in browsers
+Loose = msgspec.defstruct(
+    "Loose",
+    [
+        (name, Raw | UnsetType, UNSET)
+        for name in (*OTHER_NAMES, *(name for names in ALIASES.values() for name in names))
+    ],
+)
+read_loose: Callable[[Any], Any] = msgspec.json.Decoder(Loose).decode
 
 NUMBER = re.compile(
     r"[+-]?(?:(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:e[+-]?[0-9]++)?|nan|inf(?:inity)?)", re.ASCII | re.IGNORECASE
@@ -150,3 +173,38 @@ def from_names(get: Callable[[str], Number], device: Callable[[], str]) -> Gps:
                 break
     name = str(values.pop("device", "") or device())
     return position(name, values.pop("lat", None), values.pop("lon", None), **values)  # type: ignore[arg-type]
+
+
+def getter(*sent: Any) -> Callable[[str], Number]:
+    """What gets a field of the first of these objects (`Loose`) that has it."""
+
+    def get(name: str) -> Number:
+        for fields in sent:
+            value: Any = getattr(fields, name, UNSET)
+            if value is not UNSET and (name not in ALIASES["device"] or bytes(value)[:1] not in b"tf[{"):
+                return scalar(value)
+        return None
+
+    return get
+
+
+def from_object(part: bytes, device: Callable[[], str]) -> Gps:
+    """The position of an object with any names. device: called if it names none. Raises: Invalid, msgspec's errors."""
+    sent = read_loose(part)
+    inside = [bytes(found) for name in NESTED if (found := getattr(sent, name)) is not UNSET]
+    return from_names(getter(sent, *(read_loose(found) for found in inside if found.startswith(b"{"))), device)
+
+
+class NamedGpsDecoder(JsonDecoder):
+    @override
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Gps:
+        return from_object(part, lambda: sender(message, budget, PATH))
+
+    @override
+    def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Gps:
+        if message and not message.body and fields.keys() <= NAMES_ONLY:  # as OwnTracks sends it
+            raise Empty
+        return from_names(fields.get, lambda: sender(message, budget, PATH))
+
+
+GPS = Stream("gps", Gps, NamedGpsDecoder(gps.Plain, gps.build, formats_of("gps")).fast_path(Gps), content=True)

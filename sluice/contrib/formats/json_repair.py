@@ -8,8 +8,12 @@ value would cost all other records of its body.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from sluice.streams.body import BOM, Budget, is_json, replace
+from sluice.streams.body import BOM, Budget, is_json
+
+TOKENS = 64  # of a text that is mended that cost one record
+MENDED = 8  # of them that are replaced, the same
 
 # What needs no mending, much of it at once (no possessive group: CPython before 3.11.5 takes half of one that fails);
 # or strings, also one without an end, so that the search does not begin again in it
@@ -39,3 +43,23 @@ def mend(token: re.Match[bytes]) -> bytes:
     if b"\\ud" in text or b"\\uD" in text:
         text = HALF.sub(lambda found: b"\\ufffd" if found[2] else found[0], text)
     return text
+
+
+def replace(
+    pattern: re.Pattern[bytes], better: Callable[[re.Match[bytes]], bytes], text: bytes, budget: Budget
+) -> bytes:
+    """The text with each token of the pattern in its better form, but for its first group. Raises: Exhausted."""
+    made, done, mended = bytearray(), 0, 0
+    for count, token in enumerate(pattern.finditer(text), 1):
+        if not count % TOKENS:
+            budget.work(1)
+        if token.lastindex:
+            continue
+        if (part := better(token)) != token[0]:
+            mended += 1
+            if not mended % MENDED:
+                budget.work(1)
+            made += text[done : token.start()]
+            made += part
+            done = token.end()
+    return bytes(made + text[done:]) if done else text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from sluice.http.request import MULTIPART
-from sluice.streams.body import Form
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget, Form
+from sluice.streams.decoder import Decoder, JsonDecoder, Result
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Limits
+from sluice.streams.record import Invalid, Limits, Reject
 
 BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})', re.IGNORECASE)
 NAME = re.compile(rb'; *name="([^"\r\n]*)"')
@@ -25,15 +27,36 @@ class Parts(NamedTuple):
     files: bytes
 
 
-def boundary_of(message: Message | None) -> bytes:
-    """The line between the parts of a message, without line ends; b"" if it is no such form."""
-    given = message.field("Content-Type") if message else ""
-    found = BOUNDARY.search(given) if given.lower().startswith(MULTIPART) else None
+def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+    """The record of the fields of a form, and a reject of its files; of the body itself if it is no such form.
+
+    Raises: Invalid, also for a stream that takes lines: some of the form's could pass for records.
+    """
+    boundary = boundary_of(message)
+    if not boundary or (isinstance(decoder, JsonDecoder) and body.startswith((b"{", b"["))):
+        return decoder.contents(body, message, budget)
+    if not isinstance(decoder, JsonDecoder):
+        raise Invalid("multipart: this stream takes lines")
+    parts = split(body, boundary, budget.limits)
+    results: list[Result] = []
+    if parts.fields:
+        try:
+            results += decoder.form_records(parts.fields, message, budget)
+        except Exception as error:  # any exception of a user's record type
+            results.append(Reject(parts.plain, bodies.reason(error)))
+    if parts.files:
+        results.append(Reject(parts.files, "files of a form are not stored"))
+    return results
+
+
+def boundary_of(message: Message) -> bytes:
+    """The line between the parts of a form, without line ends; b"": its head names none."""
+    found = BOUNDARY.search(message.field("Content-Type"))
     return b"--" + found[1].encode() if found else b""
 
 
 def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:
-    """The parts of a form. Raises: Invalid."""
+    """The parts of a form. boundary: the line between them, without line ends. Raises: Invalid."""
     if body.count(boundary) > limits.fields + 1:
         raise Invalid(f"form has more than {limits.fields} fields")
     _, *parts = (b"\r\n" + body).split(b"\r\n" + boundary)

@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from sluice.streams.format import ENVELOPES
-from sluice.streams.logs import LEVELS, level
+from sluice.contrib.formats.log_fields import LEVELS, level
+from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams.record import Log, Reject
 from support.folders import has
 from support.list_items import LIMITS, decode, reject_reason

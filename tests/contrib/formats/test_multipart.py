@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.contrib.formats.multipart import split
+from sluice.http import request
 from sluice.streams import registry
-from sluice.streams.multipart import split
 from sluice.streams.record import Log, Reject, Vote
 from support.list_items import LIMITS, decode, kept, reject_reason
 
@@ -73,3 +74,21 @@ def test_a_stream_with_a_parser_of_its_own_buries_a_form_as_a_whole() -> None:
     lines = registry.stream("lines", Log, lambda line: Log(message=line.decode()))
     item = kept(form(field("data", "one\ntwo"), FILE), "/lines", TYPE)
     assert list(lines.decode(item, LIMITS)) == [Reject(item, "multipart: this stream takes lines", True)]
+
+
+def test_each_choice_of_a_form_is_a_vote() -> None:
+    fields = ("poll", "a"), ("choice", "b"), ("choice", "c"), ("voter", "u"), ("choice", "d")
+    votes = decode("votes", kept(form(*(field(*pair) for pair in fields)), "/votes", TYPE))
+    assert votes == [Vote(poll="a", choice=choice, voter="u") for choice in "bcd"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "kept"),
+    [
+        ({"CONTENT_TYPE": "Multipart/form-data; boundary=x"}, True), ({"CONTENT_TYPE": "text/plain"}, False),
+        ({"HTTP_CONTENT_ENCODING": "Snappy"}, True), ({"HTTP_CONTENT_ENCODING": "zstd"}, False),
+        ({"HTTP_X_AMZ_FIREHOSE_REQUEST_ID": "a"}, True), ({"HTTP_WEBHOOK_ID": "a"}, True),
+    ],
+)  # fmt: skip
+def test_the_gateway_keeps_the_head_that_explains_a_body(environ: dict[str, str], kept: bool) -> None:
+    assert request.examine(environ, False) is kept

@@ -1,0 +1,65 @@
+"""Show the last rows of a stream in the database, and its last dead letters.
+
+It reads a few pages of the table, however large that is, and no worker waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from sluice.base import screen
+from sluice.base.screen import cut, shown
+from sluice.base.times import instant
+from sluice.dead_letters import HEAD_BYTES, excerpt, require_stream
+from sluice.settings import Settings
+from sluice.store.registry import open_own
+from sluice.streams.built_in import load_streams
+
+MOST_ROWS = 1000
+CHARACTERS, WHOLE = 40, 1 << 16  # of a value, of the body of a letter: in a table, and with --full or --json
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("stream", metavar="STREAM")
+    parser.add_argument(
+        "--limit", metavar="N", type=some, default=10, help=f"how many to show (10; {MOST_ROWS} at most)"
+    )
+    parser.add_argument("--full", action="store_true", help="show whole values, each on a line")
+    parser.add_argument("--json", action="store_true", help="print only the rows, an object each, with values as texts")
+    parser.epilog = (
+        "exit status: 0; 1 if the database is unavailable; 2 if a setting is invalid or there is no such stream"
+    )
+
+
+def some(text: str) -> int:
+    """The type of --limit. Raises: ArgumentTypeError."""
+    if (number := screen.whole_number(text)) > MOST_ROWS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_ROWS}, not {text}")
+    return number
+
+
+def run(arguments: argparse.Namespace, s: Settings) -> int:
+    stream, streams = arguments.stream, load_streams(s)
+    require_stream(stream, streams)
+    width = WHOLE if arguments.full or arguments.json else CHARACTERS
+    store = open_own(s, streams)
+    columns, rows = store.last_rows(stream, arguments.limit, width + 1)
+    letters = store.last_letters(stream, arguments.limit, HEAD_BYTES + 4 * width)
+    store.close()
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(dict(zip(columns, row)), ensure_ascii=False))
+        return 0
+    texts = [[cut(shown(value or ""), width) for value in row] for row in rows]
+    if not rows:
+        print(f"The table {shown(stream)} has no rows.")
+    elif arguments.full:
+        print("\n\n".join("\n".join(map(": ".join, zip(columns, row))) for row in texts))
+    else:
+        print(screen.table(columns, texts, left=len(columns)))
+    if letters:
+        print(f"\nThe last dead letters ({screen.PROGRAM} dead {shown(stream)} has all of them):")
+        found = ([instant(letter.received), letter.reason, excerpt(letter.body, width)] for letter, _ in letters)
+        print(screen.table(("received_at", "reason", "body"), found, left=3))
+    return 0
