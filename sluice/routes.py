@@ -10,11 +10,11 @@ from sluice.settings import SettingError
 
 BATCHED = "metrics", "logs", "spans"  # the streams whose senders collect records
 ROUTES = {
-    f"/{stream}": Route(stream, OK, batch=stream in BATCHED) for stream in ("metrics", "gps", "votes", "logs")
+    f"/{stream}": Route(stream, OK, batch=stream in BATCHED, get=True) for stream in ("metrics", "gps", "votes", "logs")
 } | {
     path: Route(
         known.stream, answer, json=known.json, batch=known.stream in BATCHED, empty=known.empty, fields=known.fields,
-        get=known.get,
+        get=known.get, methods=known.methods,
     )
     for known in registry.formats()
     for path, answer in known.paths.items()

@@ -154,13 +154,18 @@ def routes(s: Settings, added: Mapping[str, str]) -> str:
         lines = f"client_max_body_size {most};\n" * bool(most)
         lines += "include includes/preflight/*.conf;\nif ($sluice_foreign) { return 403; }\n"
         lines += "include includes/route/*.conf;\n" + added.get(f"at {path}", "")
-        if route.get or route.methods:  # a GET would be sent again when its connection breaks, and be stored twice
-            lines += "proxy_next_upstream off;\n"
-        lines += head_of(route, () if path in ROUTES else more, added.get("sender", '""'))
-        lines += "proxy_pass http://sluice_gateway;\n"
+        head = head_of(route, () if path in ROUTES else more, added.get("sender", '""'))
         word = f'"{path}"' if re.search("[;']", path) else path
         where = f"= {word}" if not varies(path) else f'~ "^{pattern(path)}$"'
-        made.append(f"location {where} {{\n{indented(lines)}}}\n")
+        # a GET, or a PUT, would be sent again when its connection breaks, and be stored twice
+        once = "proxy_next_upstream off;\n"
+        if not route.methods and route.get and word == path and not varies(path):
+            asked = f"internal;\n{lines}{once}{head}proxy_pass http://sluice_gateway{path};\n"
+            made.append(f"location = /_sluice_get{path} {{\n{indented(asked)}}}\n")
+            lines += f"if ($request_method = GET) {{ rewrite ^ /_sluice_get{path} last; }}\n"
+        elif route.get or route.methods:
+            lines += once
+        made.append(f"location {where} {{\n{indented(lines + head)}    proxy_pass http://sluice_gateway;\n}}\n")
     probes = (*PROBES, *registry.declared("probes"))
     fixed = (path for path in (*known, *probes) if f"{path}/" not in known and not varies(path))
     slashed = "|".join(map(re.escape, fixed))

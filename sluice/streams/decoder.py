@@ -20,6 +20,7 @@ import msgspec
 from sluice import registry
 from sluice.base.override import override
 from sluice.http.request import FORM, START
+from sluice.http.routes import pattern, varies
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
 from sluice.streams.encoding import compressed, inflated
@@ -114,6 +115,9 @@ class JsonDecoder(Decoder):
         self.bodies = {
             path: known.decoder for known in formats if known.objects is None and known.decoder for path in known.paths
         }
+        self.varying = [
+            (re.compile(f"{pattern(path)}$"), self.bodies.pop(path)) for path in [*self.bodies] if varies(path)
+        ]
         self.objects = {name: known.decoder for known in formats for name in known.objects or ()}
         self.objects_at = {path: known.decoder for known in formats if known.objects == () for path in known.paths}
         self.forms = [known.form for known in formats if known.form]
@@ -170,6 +174,9 @@ class JsonDecoder(Decoder):
         if message:
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
+                    return load(decoder)(body, message, budget)
+            for among, decoder in self.varying:
+                if among.search(message.path):
                     return load(decoder)(body, message, budget)
         for begins, decoder in self.beginnings:
             if begins.match(body):

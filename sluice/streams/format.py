@@ -17,7 +17,7 @@ class Format(NamedTuple):
         message or None, and the budget; it yields the records, and a Reject for each part that cannot be stored.
     paths: each with the reply that its clients expect.
     fields: see `Route`. The decoder knows the path of a body only with them, be they none: ().
-    json, empty, get: see `Route`.
+    json, empty, get, methods: see `Route`.
     objects: None: the decoder gets whole bodies, those of its paths. Otherwise it gets JSON objects, one at a time, on
         any path of the stream: those that have a field of such a name and are not plain; for (), those of its paths.
     form: "module:function" that makes the record of a form, or returns None if it is not one of this format.
@@ -36,3 +36,4 @@ class Format(NamedTuple):
     text: bool = False
     empty: bool = False
     get: bool = False
+    methods: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from sluice.routes import ROUTES
 from support.folders import has
 from support.nginx_front import as_one_text
 
+GET = "/_sluice_get"
 MAX_BATCH = settings.load({}).max_batch
 
 
@@ -26,10 +27,18 @@ def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
     found |= {path: varying.pop(f"^{pattern(path)}$") for path in (*ROUTES, "/own/{a}/b-c/*") if varies(path)}
     assert not [path for path, lines in varying.items() if "proxy_pass" in lines]
     assert "client_max_body_size 9999999;" in found["/own/{a}/b-c/*"]
+    # a GET goes to a location of its own, which has all that the path has, and is not sent again
+    asked = {path[len(GET) :]: found.pop(path) for path in [*found] if path.startswith(GET)}
+    for path, lines in asked.items():
+        common = [line for line in found[path].splitlines() if GET not in line and "proxy_pass" not in line]
+        assert {*common} < {*lines.splitlines()}
+        assert "internal;" in lines
     of_events = "proxy_set_header ce-time $http_ce_time;"  # for routes of a user's own only
     own = {"/own", "/a;b", "/get", "/own/{a}/b-c/*"} if has("formats") else set()
     assert {path for path, lines in found.items() if of_events in lines} == own
     batches = {path for path, route in ROUTES.items() if route.batch} | {"/a;b"}
     assert {path for path, lines in found.items() if f"client_max_body_size {MAX_BATCH};" in lines} == batches
-    gets = {path for path, lines in found.items() if "proxy_next_upstream off;" in lines}
-    assert gets == {path for path, route in ROUTES.items() if route.get or route.methods} | {"/get"}
+    once = {path for path, lines in found.items() if "proxy_next_upstream off;" in lines}
+    gets = {path for path, route in ROUTES.items() if route.get and not varies(path) and not route.methods} | {"/get"}
+    assert asked.keys() == gets
+    assert once == {path for path, route in ROUTES.items() if route.methods or route.get} - gets

@@ -605,7 +605,7 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tm
     [
         '{"/x": "orders"}', '{"x": Route("orders", OK)}', '{"/status": Route("orders", OK)}',
         '{1: Route("orders", OK)}',
-        '{"/status/x": Route("orders", OK)}', '{"/a b": Route("orders", OK)}', '{"/o/{id}": Route("orders", OK)}',
+        '{"/status/x": Route("orders", OK)}', '{"/a b": Route("orders", OK)}', '{"/o/{}": Route("orders", OK)}',
         '{"/x": Route("my-orders", OK)}', '{"/x?y": Route("orders", OK)}', '{"/readyz": Route("orders", OK)}',
         '{"/%78": Route("orders", OK)}',
     ],

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats import faro
 from sluice.contrib.formats.log_fields import NO_MESSAGE, build, loose
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
@@ -45,6 +46,10 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     sent = read(part)
     if bytes(sent.get("messageType", b"")) == b'"CONTROL_MESSAGE"':
         raise Empty("connectivity")
+    if faro.META.search(bytes(sent.get("meta", b""))):
+        return faro.decode(part, message, budget)
+    if bytes(common := sent.pop("common", msgspec.Raw(b""))).startswith(b"{"):
+        sent = shared_fields(common) | sent
     name = next(name for name in ENVELOPES if name in sent)
     inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):
@@ -64,6 +69,13 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         return (made,)
 
     return decode_parts(bodies.elements(inside, budget), one, budget, b'{%b"%b":[' % (beside, name.encode()), b"]}")
+
+
+def shared_fields(common: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """What New Relic's logs share ("Log API"): `common` has a time, and attributes."""
+    found = read(common)
+    own = bytes(found.pop("attributes", b""))
+    return found | (read(own) if own.startswith(b"{") else {})
 
 
 def log(part: bytes, limit: int) -> Log:

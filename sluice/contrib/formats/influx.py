@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sluice.contrib.formats import graphite
 from sluice.streams import body as bodies
 from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
 from sluice.streams.message import Message
@@ -54,6 +55,7 @@ IN_NAME = re.compile(r"\\([, ])")
 IN_KEY = re.compile(r"\\([,= ])")
 IN_TEXT = re.compile(r'\\(["\\])')
 
+REMEDY = "; a line is NAME FIELD=VALUE TIME (line protocol) or NAME VALUE TIME (Graphite)"
 Head = tuple[str, dict[str, str], int]  # name, tags, and the bytes that a row has of both
 
 
@@ -87,7 +89,15 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
             if not text or text[0] == "#":
                 budget.left -= 1
                 continue
-            metrics, size = point(text, unit, heads, plain)
+            try:
+                metrics, size = point(text, unit, heads, plain)
+            except Invalid as error:
+                if message or " " not in text:
+                    raise
+                budget.attempt(len(raw))
+                if (other := graphite.row(text)) is None:
+                    raise Invalid(f"{error}{'' if '=' in text else REMEDY}") from None
+                metrics, size = [other], 0
             if len(metrics) > 1:
                 budget.repeat(len(metrics), size)
         except (UnicodeDecodeError, Invalid) as error:

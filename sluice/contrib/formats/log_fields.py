@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -31,7 +32,9 @@ from sluice.streams.times import SECOND, Time, nanoseconds_of
 # @t, @m, @mt, @l; without @l it is information; JsonFormatter: RenderedMessage), .NET (JsonConsoleFormatter: Timestamp,
 # LogLevel, Message), Log4j (JsonTemplateLayout: instant), VictoriaLogs (_msg, _time), Falco (output, priority),
 # Kubernetes (audit.k8s.io, Event: requestReceivedTimestamp), NXLog ("Fields": EventTime, Severity), Python's LogRecord
-# (created), Logflare (event_message), Wazuh (full_log). In an object are the message of Rust's tracing
+# (created), Logflare (event_message), Wazuh (full_log),
+# Logtail (dt), Particle (published_at), Pub/Sub (publishTime), Logz.io (log_level).
+# In an object are the message of Rust's tracing
 # (tracing_subscriber, Json: fields.message) and, as Spring Boot and Logstash write ECS, log.level and service.name;
 # and all of a record in jsonPayload (Google, "LogEntry"), log (Fluent Bit's Merge_Log) or event (Splunk's HEC)
 MESSAGES = (
@@ -41,13 +44,13 @@ MESSAGES = (
 )
 LEVEL_FIELDS = (
     *("level_name", "levelname", "level", "severity", "log.level", "LogLevel", "@l", "Level", "PRIORITY", "loglevel"),
-    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL", "priority", "Severity"),
+    *("logLevel", "lvl", "severity_text", "severityText", "LEVEL", "priority", "Severity", "log_level"),
 )
 SERVICES = "service", "service.name", "service_name", "SYSLOG_IDENTIFIER", "programname", "PROGRAM"
 TIMES = (
     *("time", "ts", "timestamp", "@timestamp", "date", "datetime", "asctime", "@t", "Timestamp"),
     *("__REALTIME_TIMESTAMP", "instant", "_time", "eventTime", "timeMillis", "timereported", "ISODATE"),
-    *("requestReceivedTimestamp", "EventTime", "created"),
+    *("requestReceivedTimestamp", "EventTime", "created", "dt", "published_at", "publishTime"),
 )
 # The objects that are a time: their names of the seconds since 1970 and of the rest in nanoseconds
 MOMENTS = ("seconds", "nanos"), ("epochSecond", "nanoOfSecond"), ("timestamp", "")
@@ -69,7 +72,7 @@ LEVELS = {
     for name in names.split()
 }
 
-INNER_MESSAGES = "message", "msg"  # in an object that is the message
+INNER_MESSAGES = "message", "msg", "line"  # in an object that is the message; the last one is of Docker's driver
 ACTIONS = {"index", "create"}  # lines of Elasticsearch's bulk format, before each record
 NAMES_OF_LEVEL = "label", "levelStr"  # in an object: loglevel's plugin remote, log4js
 BETWEEN = re.compile(r"[+-][0-9]+$")
@@ -191,6 +194,10 @@ def build(wire: dict[str, Any]) -> Log:
         if not may_lack_message(wire, attributes, sent):
             raise Invalid(NO_MESSAGE)
         message = ""
+    if isinstance(message, dict) and isinstance(message.get("data"), str) and "messageId" in message:
+        attributes["message"] = message = {**message}  # Pub/Sub's push
+        attributes |= {"publishTime": message.pop("publishTime", None)}
+        message = from_base64(message.pop("data"))
     if not isinstance(message, str):
         if isinstance(message, dict) and isinstance(text := take(inside := {**message}, INNER_MESSAGES), str):
             name = next(name for name in MESSAGES if wire.get(name) is message)
@@ -215,6 +222,15 @@ def build(wire: dict[str, Any]) -> Log:
     elif own is not None:
         attributes["attributes"] = own
     return Log(time=time, level=stored, service=service, message=message, attributes=attributes)
+
+
+def from_base64(sent: str) -> str:
+    """The text in base64; as it was sent, if it is none."""
+    try:
+        text = base64.b64decode(sent, validate=True).decode()
+    except ValueError:
+        return sent
+    return sent if "\0" in text else text
 
 
 def may_lack_message(wire: dict[str, Any], attributes: dict[str, Any], sent: object) -> bool:

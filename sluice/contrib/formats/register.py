@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sluice.http.routes import NO_CONTENT, OK, PROTOBUF, reply
+from sluice.http.routes import JSON, NO_CONTENT, OK, PROTOBUF, reply
 from sluice.registry import Coding, Contribution, Entry
 from sluice.streams.format import Format
 
@@ -23,7 +23,20 @@ ENVELOPES = "events", "Events", "logs", "logEvents", "records", "entries", "para
 ZSTD = b"\x28\xb5\x2f\xfd"
 SNAPPY = "snappy", "x-snappy-framed"  # in Content-Encoding: a block, or either
 
-PROBES = {"/health": "health", "/ping": "ping", "/query": "query", "/ready": "ready"}
+ELASTIC = "X-Elastic-Product", "Elasticsearch"  # its clients refuse an answer without it
+BULK = reply("200 OK", b'{"took":0,"errors":false,"items":[]}', JSON, ELASTIC)
+HEC_OK = reply("200 OK", b'{"text":"Success","code":0}')
+SEQ_OK = reply("201 Created", b'{"MinimumLevelAccepted":null}')
+HEC = "/services/collector"
+
+PROBES = {
+    path: Entry(f"sluice.contrib.formats.{target}")
+    for path, target in {
+        "/health": "influx_probes:health", "/ping": "influx_probes:ping", "/query": "influx_probes:query",
+        "/ready": "influx_probes:ready", "/": "elastic_probes:root", f"{HEC}/health": "elastic_probes:hec",
+        f"{HEC}/health/1.0": "elastic_probes:hec",
+    }.items()
+}  # fmt: skip
 
 # A map or an array of up to 15 objects, of up to 32,767, an array of more maps, or of more than 65,535 objects: no text
 # in UTF-8 begins so
@@ -46,13 +59,21 @@ FORMATS = (
     Format("spans", "sluice.contrib.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, TYPED, json=JSON_OK),
     Format("metrics", "sluice.contrib.formats.telegraf:points", objects=("metrics",)),
     Format("metrics", "sluice.contrib.formats.telegraf:point", objects=("fields",)),
+    Format("metrics", "sluice.contrib.formats.zabbix:decode", objects=("itemid",)),
     Format("metrics", "sluice.contrib.formats.opentsdb:decode", {"/api/put": NO_CONTENT}, objects=("metric",)),
     Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, ()),
+    # The path has labels: those of the Pushgateway, and of VictoriaMetrics
+    Format(
+        "metrics", "sluice.contrib.formats.exposition:decode",
+        {"/metrics/job/*": OK, "/metrics/job@base64/*": OK, "/api/v1/import/prometheus/*": NO_CONTENT},
+        TYPED, methods=("PUT",),
+    ),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
     Format(
         "logs", "sluice.contrib.formats.loki:decode",
         dict.fromkeys(("/loki/api/v1/push", "/api/prom/push"), NO_CONTENT), CODED,
     ),
+    Format("logs", "sluice.contrib.formats.faro:decode", objects=("exceptions", "measurements")),
     Format("logs", "sluice.contrib.formats.envelopes:decode", objects=ENVELOPES),
     Format("logs", "sluice.contrib.formats.gelf:decode", {"/gelf": ACCEPTED}, ()),
     Format("logs", "sluice.contrib.formats.reports:decode", {"/reports": NO_CONTENT}, ()),
@@ -61,6 +82,19 @@ FORMATS = (
     # The parameters of the URL have what a log lacks
     Format("logs", "sluice.contrib.formats.datadog:decode", {"/api/v2/logs": reply("202 Accepted", b"{}")}, ()),
     Format("logs", "sluice.contrib.formats.logpush:decode", {"/logpush": OK}, ()),
+    Format(
+        "logs", "sluice.contrib.formats.elastic:decode", {"/_bulk": BULK, "/{index}/_bulk": BULK}, (), methods=("PUT",)
+    ),
+    Format(
+        "logs", "sluice.contrib.formats.hec:decode",
+        dict.fromkeys((HEC, f"{HEC}/event", f"{HEC}/event/1.0", f"{HEC}/raw", f"{HEC}/raw/1.0"), HEC_OK), (),
+    ),
+    # Compact log events, one a line, which /logs takes, too
+    Format("logs", paths={"/api/events/raw": SEQ_OK, "/ingest/clef": SEQ_OK}),
+    Format(
+        "spans", "sluice.contrib.formats.zipkin:decode",
+        dict.fromkeys(("/api/v2/spans", "/zipkin/api/v2/spans"), ACCEPTED), (),
+    ),
     Format("logs", paths={"/firehose": OK}, fields=DELIVERED),
     Format("logs", "sluice.contrib.formats.msgpack:decode", begins=MSGPACK),
     # The app repeats a request without a body until it is accepted
@@ -99,7 +133,7 @@ CONTRIBUTION = Contribution(
     | dict.fromkeys(SNAPPY, Coding("sluice.contrib.formats.codings:unsnapped")),
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",
     fields=("ce-time", "WebHook-Request-Origin", "X-Amz-Firehose-Request-Id"),
-    probes={path: Entry(f"sluice.contrib.formats.influx_probes:{name}") for path, name in PROBES.items()},
+    probes=PROBES,
     gateway="sluice.contrib.formats.own_answers:extend",
     nginx="sluice.contrib.formats.nginx:files",
 )

@@ -12,15 +12,16 @@ from sluice.streams.decoder import NUL, Result, check_text, decode_parts
 from sluice.streams.lenient import reader, text, texts
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed
-from sluice.streams.record import Invalid, Metric, Text
+from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import Time, nanoseconds_of
 
 
 class Point(msgspec.Struct):
     """A point. A field that is null is not stored."""
 
-    name: Text
     fields: dict[str, Value | None]
+    name: str = ""
+    measurement: str = ""  # as InfluxDB's clients name it
     tags: dict[str, str] | None = None
     time: Time = None
     ts: Time = None
@@ -50,7 +51,7 @@ def read_point(part: bytes, budget: Budget) -> Point:
             values[name] = read_value(sent)
         except msgspec.DecodeError:
             values[name] = text(sent)
-    return Point(point.name, values, texts(point.tags), point.time, point.ts, point.timestamp)
+    return Point(values, point.name, point.measurement, texts(point.tags), point.time, point.ts, point.timestamp)
 
 
 def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
@@ -69,6 +70,9 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
     point = read_point(part, budget)
+    name = point.name or point.measurement
+    if not name:
+        raise Invalid("missing: name")
     time = nanoseconds_of(point.time, point.ts, point.timestamp)
     tags = point.tags or {}
     metrics = []
@@ -77,13 +81,13 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
             raise Invalid("field without a name")
         if value is not None:
             stored, kind = typed(value)
-            metrics.append(Metric(time=time, name=point.name, tags=tags, field=key, value=stored, type=kind))
+            metrics.append(Metric(time=time, name=name, tags=tags, field=key, value=stored, type=kind))
     if not metrics:
         if point.fields:
             raise Empty("null")
         raise Invalid("no field")
     if len(metrics) > 1:
-        budget.repeat(len(metrics), bodies.encoded_size(tags, point.name))
+        budget.repeat(len(metrics), bodies.encoded_size(tags, name))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

@@ -116,11 +116,16 @@ class Line:
             self.schedule.fail(row, now, answer.words, answer.after)
 
     def expire(self) -> None:
-        """End rows that wait for too long, and are not being posted."""
+        """End rows that wait for too long, and are not being posted, while their receiver refuses rows.
+
+        After an outage of this program each row is posted once, however old it is.
+        """
         for row in self.schedule.expired(time.time() - self.target.age):
             if len(self.unwritten) >= WRITE_ROWS:
                 return
-            words = row.words or self.schedule.words or "no attempt"
+            words = row.words or self.schedule.words
+            if not words:
+                return
             self.schedule.drop(row)
             self.unwritten[row.name] = self.too_old(words)
 

@@ -557,7 +557,13 @@ def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
 
 def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
     text = as_one_text(settings.load({}))
-    for other in 'if ($sluice_remote_write = "")', "if ($sluice_foreign)", HOST_CHECK, PROXY_CHECK:
+    for other in (
+        "if ($request_method = GET)",
+        'if ($sluice_remote_write = "")',
+        "if ($sluice_foreign)",
+        HOST_CHECK,
+        PROXY_CHECK,
+    ):
         text = text.replace(other, "")
     assert not re.search(r"\bif \(|auth_|limit_(req|conn)(?!_status)|ssl|Access-Control", re.sub(r"#.*", "", text))
 

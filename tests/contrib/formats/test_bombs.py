@@ -618,6 +618,53 @@ if has("hooks"):
     @bomb("/hooks/{hook}/*", "Content-Type: application/x-www-form-urlencoded")
     def hooks_of_many_fields(size: int) -> bytes:
         return filled(b"a=b", b"%41=%41", b"", size, b"&")
+# --- formats of other systems
+
+
+@bomb("/metrics/job/*")
+def exposition_samples(size: int) -> bytes:
+    return filled(b"", b"a 1", b"\n", size, b"\n")
+
+
+@bomb("/metrics/job/*")
+def exposition_labels(size: int) -> bytes:
+    return filled(b"a{", b'b="c"', b"} 1\n", min(size, QUARTER)) * (size // min(size, QUARTER))
+
+
+@bomb("/_bulk")
+def elastic_actions(size: int) -> bytes:
+    return filled(b"", b'{"index":{}}', b"\n", size, b"\n")
+
+
+@bomb("/_bulk")
+def elastic_long_index(size: int) -> bytes:
+    return filled(b'{"index":{"_index":"' + text(size) + b'"}}\n', b'{"a":1}', b"\n", size, b"\n")
+
+
+@bomb("/services/collector")
+def hec_events(size: int) -> bytes:
+    return filled(b"", b'{"event":1}', b"", size, b"")
+
+
+@bomb("/api/v2/spans")
+def zipkin_annotations(size: int) -> bytes:
+    part = LIMITS.record - 100
+    one = filled(b'{"traceId":"1","id":"1","annotations":[', b"{}", b"]}", min((size - 8) // 4, part))
+    return filled(b"[", one, b"]", size)
+
+
+@bomb("/metrics")
+def zabbix_tags(size: int) -> bytes:
+    part = LIMITS.record - 100
+    one = filled(b'{"itemid":1,"name":"a","value":1,"item_tags":[', b'{"tag":"a"}', b"]}", min((size - 8) // 4, part))
+    return filled(b"[", one, b"]", size)
+
+
+@bomb("/logs")
+def faro_events(size: int) -> bytes:
+    part = LIMITS.record - 100
+    one = filled(b'{"meta":{"app":{"name":"a"}},"exceptions":[', b'{"a":1}', b"]}", min((size - 8) // 4, part))
+    return filled(b"[", one, b"]", size)
 
 
 def item(name: str, size: int) -> tuple[str, bytes, int]:

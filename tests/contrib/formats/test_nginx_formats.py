@@ -81,9 +81,9 @@ def test_another_method_at_the_path_of_remote_write_reaches_the_gateway(web: Ser
 
 
 @pytest.mark.parametrize("path", ["/gpslogger", "/traccar"])
-def test_a_get_of_a_tracker_becomes_a_post_that_is_sent_once(web: Server, gateway: Gateway, path: str) -> None:
+def test_a_get_of_a_tracker_is_sent_once(web: Server, gateway: Gateway, path: str) -> None:
     assert get(web.port, f"{path}?lat=1")[0] == 200
-    assert gateway.requests.pop().startswith(f"POST {path}?lat=1 HTTP/1.1\r\n".encode())
+    assert gateway.requests.pop().startswith(f"GET {path}?lat=1 HTTP/1.1\r\n".encode())
     assert post(web.port, path, b"lat=1")[0] == 200
     assert gateway.requests.pop().endswith(b"\r\n\r\nlat=1")
     assert request(web.port, f"DELETE {path}?lat=1 HTTP/1.1\r\n".encode() + HOST + b"\r\n")[0] == 200

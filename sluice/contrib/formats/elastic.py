@@ -1,0 +1,56 @@
+"""Decodes Elasticsearch's bulk format (elastic.co, "Bulk API"): a line with an action, and a line with its document.
+
+A document is a row of `logs`, with the index of its action as the attribute `_index`. `update` has the document in
+`doc`. A deletion has no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from sluice.contrib.formats.log_fields import build
+from sluice.streams import body as bodies
+from sluice.streams.body import Budget, Empty
+from sluice.streams.decoder import NUL, Result, check_text, decode_parts
+from sluice.streams.message import Message
+from sluice.streams.record import Invalid, Log
+
+ACTIONS = {"index", "create", "update", "delete"}
+read = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+    """The documents of a body; each invalid line is one reject."""
+    path = message.path.strip("/").split("/")
+    index = path[-2] if len(path) > 1 else ""
+
+    def line(part: bytes) -> tuple[Log]:
+        nonlocal index
+        if len(part) > budget.limits.record:
+            raise Invalid(f"record larger than {budget.limits.record} bytes")
+        sent = read(part)
+        if len(sent) == 1 and ACTIONS.issuperset(sent) and isinstance(about := next(iter(sent.values())), dict):
+            index = str(about.get("_index") or index)
+            raise Empty("action")
+        if isinstance(sent.get("doc"), dict) and sent.keys() <= {"doc", "doc_as_upsert", "upsert", "detect_noop"}:
+            sent = sent["doc"]
+        log = document(sent)
+        if index:
+            log.attributes.setdefault("_index", index)
+            budget.charge(len(index))
+        if NUL in part:
+            check_text(log)
+        return (log,)
+
+    return decode_parts(bodies.lines(body, budget), line, budget)
+
+
+def document(sent: dict[str, Any]) -> Log:
+    """The row of a document; one without a message has all of it as attributes. Raises: Invalid."""
+    try:
+        return build(sent)
+    except Invalid:
+        return build({"message": "", **sent})
