@@ -11,9 +11,9 @@ from sluice import registry, settings
 from sluice.fastlane.interface import Options
 from sluice.http import replies, request
 from sluice.http.endpoints import Endpoint, load_endpoints, without_slashes
+from sluice.http.notify_page import PageNotifier
 from sluice.http.replies import Rejected
 from sluice.http.routes import OK, Reply
-from sluice.http.tell import Teller
 from sluice.routes import load_routes
 from sluice.spool import open_inlet
 from sluice.spool.inlet import Group
@@ -22,7 +22,7 @@ SETTINGS = settings.load_or_exit()
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
-TELLER = Teller(SETTINGS.rejected)
+TELLER = PageNotifier(SETTINGS.rejected)
 tell = TELLER.tell
 
 
@@ -45,7 +45,7 @@ class PostAnswer:
         if group.refused is not None and endpoint.stream in group.refused:
             reply = replies.unavailable(*group.refused[endpoint.stream])
             tell(reply, endpoint.path)  # the environ is not kept for this
-            return iter(respond(endpoint.error(reply), endpoint.path, self.start_response))
+            return iter(start_answer(endpoint.error(reply), endpoint.path, self.start_response))
         reply = endpoint.reply
         endpoint.acknowledged.n += 1
         self.start_response(reply.status, reply.headers)
@@ -56,7 +56,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     """PEP 3333: append the body to its stream's list, and answer once it is there."""
     endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.find(environ)
     if endpoint is None:
-        return probe(environ, start_response)
+        return answer_probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST" and environ["REQUEST_METHOD"] not in endpoint.taken:
         return answer_method(environ, endpoint, start_response)
     try:
@@ -65,7 +65,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
         reply = endpoint.error(rejected.args[0])
         if reply is not endpoint.reply and reply.status >= "3":  # a challenge is answered, and has no effect
             tell(rejected.args[0], endpoint.path, environ)
-        return respond(reply, endpoint.path, start_response)
+        return start_answer(reply, endpoint.path, start_response)
     if endpoint.answer is not None:
         endpoint = endpoint.answering(environ, item)
     return PostAnswer(append(endpoint.stream, item), endpoint, start_response)
@@ -76,9 +76,9 @@ def answer_method(environ: dict[str, Any], endpoint: Endpoint, start_response: C
     method = environ["REQUEST_METHOD"]
     reply = endpoint.methods[method](environ) if method in endpoint.methods else None
     if reply is not None:
-        return respond(reply, "", start_response)
+        return start_answer(reply, "", start_response)
     tell(replies.POST_ONLY, endpoint.path, environ)
-    return respond(replies.POST_ONLY, endpoint.path, start_response, method)
+    return start_answer(replies.POST_ONLY, endpoint.path, start_response, method)
 
 
 def plainness(environ: dict[str, Any], has_query: bool) -> object:
@@ -87,45 +87,45 @@ def plainness(environ: dict[str, Any], has_query: bool) -> object:
     return request.plainness(environ, has_query, endpoint) if endpoint else ""
 
 
-def respond(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:
+def start_answer(reply: Reply, path: str, start_response: Callable[..., Any], method: str = "POST") -> Iterable[bytes]:
     """Answer without appending. path: of a route or a probe; "" counts all other paths together."""
     counts.counter(f"answered {reply.status[:3]} {path}").n += 1
     start_response(reply.status, reply.headers)
     return reply.chunks if method != "HEAD" else ()  # not every server omits the body of an answer to HEAD
 
 
-def probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+def answer_probe(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answer what senders ask besides, at a path that has no route."""
     path, method = without_slashes(environ["PATH_INFO"]), environ["REQUEST_METHOD"]
-    reply = PROBES[path](environ, unready) if path in PROBES else replies.NOT_FOUND
+    reply = PROBES[path](environ, unready_reply) if path in PROBES else replies.NOT_FOUND
     if reply is replies.NOT_FOUND:
         tell(reply, "", environ)
         path = ""
-    return respond(reply or replies.GET_ONLY, path, start_response, method)
+    return start_answer(reply or replies.GET_ONLY, path, start_response, method)
 
 
-def unready() -> Reply | None:
+def unready_reply() -> Reply | None:
     """The 503 of a gateway that is draining, or whose Redis takes no writes; None: it is ready."""
     is_draining = os.path.exists(DRAINING)
     reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
     return replies.unavailable(reason, 1) if reason else None
 
 
-def healthz(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
+def answer_healthz(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
     return OK if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
 
 
-def readyz(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
+def answer_readyz(environ: dict[str, Any], unready: Callable[[], Reply | None]) -> Reply | None:
     return unready() or OK if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
 
 
-def malformed(status: int, detail: str, begin: bytes) -> None:
+def count_malformed(status: int, detail: str, begin: bytes) -> None:
     """A request that gunicorn has answered instead of this program, because it could not parse it, or that failed."""
     counts.counter(f"answered {status} ").n += 1
     TELLER.tell_malformed(status, detail, begin)
 
 
-def tick() -> None:
+def tick_second() -> None:
     """Once a second: report the counts; look at the disk; while CLOSING exists, let replies close connections."""
     INLET.report()
     if SETTINGS.has_own_redis:
@@ -137,9 +137,9 @@ def tick() -> None:
 
 ENDPOINTS = load_endpoints(load_routes(SETTINGS.routes), SETTINGS, counts.counter)
 PLAIN = ENDPOINTS.by_path
-PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": healthz, "/readyz": readyz}
-PROBES |= {path: entry.load() for path, entry in registry.declared("probes").items()}
+PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": answer_healthz, "/readyz": answer_readyz}
+PROBES |= {path: entry.load() for path, entry in registry.declared_entries("probes").items()}
 app.fastlane = Options(  # type: ignore[attr-defined]
-    SETTINGS.max_body, tick, True, ENDPOINTS.wanted(), plainness, malformed
+    SETTINGS.max_body, tick_second, True, ENDPOINTS.wanted(), plainness, count_malformed
 )
 atexit.register(INLET.report, last=True)

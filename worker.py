@@ -28,7 +28,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from sluice import registry, settings
-from sluice.account import SHARED, Publisher, shared
+from sluice.account import SHARED, Publisher, shared_settings
 from sluice.base import counters, daemon
 from sluice.parsers import DEAD, FOREVER, Keep
 from sluice.spool import open_inspector, open_outlet
@@ -36,17 +36,17 @@ from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, RENEW_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet, Request
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.chores import Chore
-from sluice.store.decoding import SAMPLE, Group, decode_claim, trace
+from sluice.store.database_identity import has_stored, require_file
+from sluice.store.decoding import SAMPLE, Group, decode_claim, trace_of
 from sluice.store.expiry import Expiry, KeyExpiry
-from sluice.store.own import has_stored, require_file
-from sluice.store.registry import check_store, open_elsewhere, open_store
-from sluice.store.store import Elsewhere, Store, senders
+from sluice.store.registry import check_store, open_destinations, open_store
+from sluice.store.store import RowDestinations, Store, key_names
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Limits, Reject
-from sluice.streams.registry import Stream, limits
+from sluice.streams.registry import Stream, body_limits
 
 log = logging.getLogger("sluice.worker")
 
@@ -80,7 +80,7 @@ class StreamState:
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
         self.counts = counts
-        self.senders = [make(counts) for make in registry.hooks("senders")]
+        self.senders = [make(counts) for make in registry.load_hooks("senders")]
         self.claim: Claim | None = None
         self.prefetched: Request | None = None  # of the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -102,7 +102,7 @@ class StreamState:
 
     def size_next_claim(self, bodies: int, seconds: float) -> None:
         """bodies, seconds: that were stored, and how long it took."""
-        fit = int(bodies * bounds.TURN_SECONDS / max(seconds, 1e-6))
+        fit = int(bodies * transaction_limits.TURN_SECONDS / max(seconds, 1e-6))
         self.max_bodies = max(1, min(fit, max(FIRST_BODIES, 2 * bodies), MAX_BODIES))
 
 
@@ -117,7 +117,7 @@ class Worker:
         limits: Limits,
         publisher: Publisher | None = None,
         keep: Keep = FOREVER,
-        elsewhere: Elsewhere | None = None,
+        row_destinations: RowDestinations | None = None,
         used: bool = False,
     ) -> None:
         """url: of the store. limits: of one body. publisher: of the figures of the cell.
@@ -130,8 +130,8 @@ class Worker:
         self.limits = limits
         self.store: Store[Any] | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
-        self.connect = partial(open_store, url, streams, keep=keep, elsewhere=elsewhere, used=used)
-        self.chores = list(chores(streams, keep, elsewhere))
+        self.connect = partial(open_store, url, streams, keep=keep, row_destinations=row_destinations, used=used)
+        self.chores = list(worker_chores(streams, keep, row_destinations))
         self.chores_at = 0.0  # monotonic
         self.buried = 0
         self.stopping = False
@@ -172,7 +172,7 @@ class Worker:
                 raise
             except Exception as error:
                 known = isinstance(error, SPOOL_ERRORS)
-                self.log_change(self.outlet.name, in_one_line(error) if known else f"an error: {trace(error)}")
+                self.log_change(self.outlet.name, in_one_line(error) if known else f"an error: {trace_of(error)}")
                 self.wake.acquire(timeout=backoff)
                 backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
@@ -189,7 +189,7 @@ class Worker:
         self.release()
         if self.store:
             with contextlib.suppress(Unavailable):
-                self.store.elsewhere.end(self.store)
+                self.store.row_destinations.end(self.store)
         if burst:  # the next figures of this cell may never come
             with contextlib.suppress(*SPOOL_ERRORS):
                 self.publish_figures(last=True)
@@ -234,7 +234,7 @@ class Worker:
             chore.due = now + max(chore.pause, CHORES_SHARE * (now - began))
             return False
         except Exception as error:  # one chore must not end the worker, which stores beside it
-            log.error("%s: unexpected error; will retry\n%s", chore.name, trace(error))
+            log.error("%s: unexpected error; will retry\n%s", chore.name, trace_of(error))
             chore.due = time.monotonic() + chore.pause
             return False
         self.log_change(chore.name, None)
@@ -260,7 +260,7 @@ class Worker:
             if isinstance(error, SPOOL_ERRORS) and not scripted:
                 raise
             state.errors.n += 1
-            self.log_change(state.stream.name, f"an error, tried again: {error if scripted else trace(error)}")
+            self.log_change(state.stream.name, f"an error, tried again: {error if scripted else trace_of(error)}")
             state.postpone()
             return False
 
@@ -316,9 +316,11 @@ class Worker:
                 # the disk may have room for what one body becomes
                 if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
                     reason = UNFIT
-                group = self.decode(state, claim, items, 0.0 if alone else bounds.TURN_SECONDS, reason or "")
+                group = self.decode(
+                    state, claim, items, 0.0 if alone else transaction_limits.TURN_SECONDS, reason or ""
+                )
                 outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
-            if not outcome.again and (names := senders(group.bodies)):
+            if not outcome.again and (names := key_names(group.bodies)):
                 for count in state.senders:
                     count.stored(claim.stream, names.values())
             for kind, n in group.without_rows.items():
@@ -340,7 +342,7 @@ class Worker:
             raise
         except Exception as error:
             state.error = f"unexpected error: {type(error).__name__}"
-            log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace(error))
+            log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace_of(error))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         state.postpone()
@@ -421,11 +423,13 @@ def unstored(store: Store[Any], claim: Claim, items: Sequence[bytes]) -> list[by
     return rest
 
 
-def chores(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere | None) -> Iterator[Chore]:
+def worker_chores(
+    streams: Mapping[str, Stream], keep: Keep, row_destinations: RowDestinations | None
+) -> Iterator[Chore]:
     """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
     yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
-    for more in registry.hooks("chores"):
-        yield from more(elsewhere)
+    for more in registry.load_hooks("chores"):
+        yield from more(row_destinations)
     # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
     keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
     yield Chore("deleting old keys", keys.step, keys.pause())
@@ -443,26 +447,26 @@ def main(arguments: list[str]) -> int:
         return 2
     os.umask(0o077)
     with settings.exit_if_invalid():
-        config = settings.load(last=True)
+        config = settings.load_settings(last=True)
         daemon.start_logging(config.log)
         streams = load_streams(config)
         check_store(config.store)
         require_file(config)
-        elsewhere = open_elsewhere(config, streams)
+        row_destinations = open_destinations(config, streams)
     inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
-    known = partial(shared, streams, config.keep, elsewhere)
+    known = partial(shared_settings, streams, config.keep, row_destinations)
     publisher = Publisher(
         inspector, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
     )
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(
-        outlet, config.store, streams, limits(config), publisher, config.keep, elsewhere, has_stored(config)
+        outlet, config.store, streams, body_limits(config), publisher, config.keep, row_destinations, has_stored(config)
     )
     daemon.stop_on_signal(worker)
     faulthandler.enable()  # a decoder that ends the process is shown in the log
     faulthandler.register(signal.SIGPROF, chain=True)
     gc.set_threshold(50_000)  # the entries of a claim are thousands of objects without a cycle
-    daemon.notify("READY=1")
+    daemon.notify_systemd("READY=1")
     try:
         worker.run(burst=arguments == ["burst"])
     except NewerLayout as error:

@@ -151,7 +151,7 @@ class Cells(Site):
         port = harness.free_port()
         own = passed | common | {"INGEST_HOME": str(tmp), "INGEST_PORT": str(port), "INGEST_STORE": self.database.url}
         super().__init__(own, private=True)
-        self.lists = [connect.client(group.url, 30) for group in self.groups]
+        self.lists = [connect.connect_client(group.url, 30) for group in self.groups]
         for cell in self.cells:
             wait(cell.ready, 120, f"cell {cell.number + 1} is ready")
         self.balancer = self.start_balancer()

@@ -122,7 +122,7 @@ class KafkaCells(Cells):
         """A block in which all that was acknowledged is stored, and no gateway runs."""
         self.settled()  # a broker that has just become a leader knows only later where the partition ends
         tags = [tag for cell in self.cells for tag in (cell.home / "run").resolve().glob("gateway*.tag")]
-        with stopped(*(pid for tag in tags for pid in launch.holders(tag))):
+        with stopped(*(pid for tag in tags for pid in launch.tag_holders(tag))):
             wait(self.is_still, WHOLE, "all that was acknowledged is stored")
             yield
 

@@ -40,12 +40,12 @@ def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def verbs_table() -> str:
     """Each verb with its usage, the first line of its help and its exit status."""
-    return markdown(("verb", "what it does", "exit status"), map(verb_row, command.verbs()))
+    return markdown(("verb", "what it does", "exit status"), map(verb_row, command.verb_modules()))
 
 
 def verb_row(verb: str) -> tuple[str, str, str]:
     """A row of `verbs_table`."""
-    module = importlib.import_module(command.verbs()[verb])
+    module = importlib.import_module(command.verb_modules()[verb])
     parser = argparse.ArgumentParser(prog=verb, add_help=False)
     module.arguments(parser)
     about = str(module.__doc__)
@@ -58,7 +58,7 @@ def metrics_table() -> str:
     """Each metric with its type, its labels and its help."""
     from sluice.contrib.page import exporter
 
-    return markdown(("metric", "type", "labels", "what"), map(metric_row, exporter.metrics(sample())))
+    return markdown(("metric", "type", "labels", "what"), map(metric_row, exporter.metric_families(sample())))
 
 
 def sample() -> Any:

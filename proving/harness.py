@@ -59,7 +59,7 @@ class Server:
 
     def pids(self, name: str) -> list[int]:
         """The processes of a program of an installation (redis, gateway, nginx, worker), in the order of their ids."""
-        return sorted(launch.holders(launch.tag(name, self.home)))
+        return sorted(launch.tag_holders(launch.program_tag(name, self.home)))
 
 
 def strike(pid: int, number: int) -> None:
@@ -161,7 +161,7 @@ def short_tmp() -> Iterator[Path]:
         yield tmp
     finally:
         for tag in tmp.rglob("*.tag"):  # of programs that a killed bin/up left
-            launch.end(tag.resolve(), signal.SIGKILL, 1)
+            launch.end_tagged(tag.resolve(), signal.SIGKILL, 1)
         shutil.rmtree(tmp, ignore_errors=True)
 
 
@@ -222,7 +222,7 @@ def listening(server: Server, where: int | Path) -> Callable[[], bool]:
 @contextlib.contextmanager
 def _redis(tmp: Path, name: str, socket: Path, config: Mapping[str, object]) -> Iterator[Server]:
     """redis-server with `tmp`/etc/NAME.conf."""
-    configure.write(settings.load({"INGEST_HOME": str(tmp)}))
+    configure.write_configuration(settings.load_settings({"INGEST_HOME": str(tmp)}))
     more = [part for key, value in config.items() for part in ("--" + key.replace("_", "-"), value)]
     command, log = ["redis-server", tmp / f"etc/{name}.conf", *more], tmp / f"{name}.out"
     # SIGTERM would wait for Redis's next tenth of a second; what it has replied to is in its log already
@@ -280,7 +280,7 @@ def gateway(
     surroundings = environment(tmp, ({"INGEST_SPOOL": where} if where else {}) | dict(env or {}))
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", *args]
     command += ["-k", worker_class] if worker_class else []
-    return _gunicorn(tmp, "gateway", settings.load(surroundings).gateway_sockets, command, surroundings)
+    return _gunicorn(tmp, "gateway", settings.load_settings(surroundings).gateway_sockets, command, surroundings)
 
 
 def reader(
@@ -292,7 +292,7 @@ def reader(
 ) -> contextlib.AbstractContextManager[Server]:
     """gunicorn with serve.app, on `tmp`/run/reader-*.sock. args: as above."""
     surroundings = environment(tmp, env)
-    sockets = settings.load(surroundings).reader_sockets
+    sockets = settings.load_settings(surroundings).reader_sockets
     command = [PYTHON[runtime], "-m", "gunicorn", "-c", ROOT / "gunicorn.conf.py", "--workers", 1, *args]
     command += ["-k", worker_class or "sluice.contrib.views.lane.ReaderLane"]
     command += [word for path in sockets for word in ("--bind", f"unix:{path}")]
@@ -308,8 +308,8 @@ def nginx(
     change: pairs of a text in the configuration and its replacement, for example to shorten a timeout.
     """
     port = free_port()
-    s = settings.load(environment(tmp, {"INGEST_PORT": port} | dict(env or {})))
-    configure.write(s)
+    s = settings.load_settings(environment(tmp, {"INGEST_PORT": port} | dict(env or {})))
+    configure.write_configuration(s)
     for name, text in configure.nginx_configuration(s).items():
         for old, new in change:
             text = text.replace(old, new)
@@ -350,7 +350,7 @@ def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool
     port = int(surroundings["INGEST_PORT"])
     claim_home(tmp)
     with running([ROOT / "bin/up"], tmp / "up.out", surroundings, seconds=60) as process:
-        server = Server(process, tmp / "up.out", tmp, port, settings.load(surroundings).gateway_sockets)
+        server = Server(process, tmp / "up.out", tmp, port, settings.load_settings(surroundings).gateway_sockets)
         if ready:
             # 300 s: the first start may install packages
             poll(lambda: listening(server, port)() and get(port, "/readyz")[0] == 200, 300, "bin/up")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 import sluice
-from sluice.store import bounds
+from sluice.store import transaction_limits
 
-bounds.KEEP_BATCHES, bounds.FOLD_BATCHES = 50, 10
+transaction_limits.KEEP_BATCHES, transaction_limits.FOLD_BATCHES = 50, 10
 
 
 class Crumb(sluice.Record, kw_only=True):

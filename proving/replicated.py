@@ -61,7 +61,7 @@ class Node:
 
     def client(self) -> Any:
         """A client of this server alone."""
-        return connect.client(self.url, 10)
+        return connect.connect_client(self.url, 10)
 
     def has_role(self, role: bytes) -> bool:
         """Whether it is a master, or a slave that has caught up once. Raises: RedisError."""

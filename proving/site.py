@@ -59,7 +59,7 @@ def load_views(s: settings.Settings) -> dict[str, Any]:
         return {}
     from sluice.contrib import views
 
-    return dict(views.load(s))
+    return dict(views.load_views(s))
 
 
 def destination_url(s: settings.Settings) -> str | None:
@@ -82,7 +82,7 @@ class Site:
         self.tls = tls
         self.header = header
         self.environ = dict(environ)
-        self.settings = settings.load(self.environ)
+        self.settings = settings.load_settings(self.environ)
         self.private = private
         self.home = self.settings.home
         self.port = self.settings.port
@@ -94,9 +94,9 @@ class Site:
             if not isinstance(self.store, Sqlite):
                 raise Trouble("the drill with INGEST_ROWS keeps the ledger in SQLite: unset INGEST_STORE")
             self.store = DESTINATIONS[rows.partition(":")[0]](store, rows, environ)
-        self.redis = connect.client(self.settings.spool, 30)
+        self.redis = connect.connect_client(self.settings.spool, 30)
         self.lists = [self.redis]
-        self.views_redis = connect.client(str(self.home / SCRATCH_SOCKET), 30)
+        self.views_redis = connect.connect_client(str(self.home / SCRATCH_SOCKET), 30)
         self.views = load_views(self.settings)  # none: no client reads, and only the faults of writing are injected
         self.logs = private and self.settings.keep.of("logs") is not None  # the drill posts logs, deleted by age
         # to which the drill posts
@@ -124,8 +124,8 @@ class Site:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             self.running.close()
-            for tag in launch.tags(self.home):
-                launch.end(tag, signal.SIGKILL, 1)
+            for tag in launch.home_tags(self.home):
+                launch.end_tagged(tag, signal.SIGKILL, 1)
             self.process = None
 
     def ask(self, method: str, target: str, body: bytes | None = None) -> int:
@@ -161,7 +161,7 @@ class Site:
         """All processes of a program: redis, gateway, nginx, worker, views, follower or reader."""
         found: list[int] = []
         for tag in (self.home / "run").resolve().glob(f"{name}*.tag"):
-            found += launch.holders(tag)
+            found += launch.tag_holders(tag)
         return found
 
     def parents(self, name: str) -> list[int]:
@@ -186,11 +186,11 @@ class Site:
         """Whether all views that follow rows are served whole. Raises: RedisError."""
         if not self.views:
             return True
-        from sluice.contrib.views.contract import crowded, fingerprint
+        from sluice.contrib.views.contract import crowded_key, fingerprint
 
         for path, view in self.views.items():
             if name := view.state(path):
-                found: Any = self.views_redis.mget(name, crowded(path))
+                found: Any = self.views_redis.mget(name, crowded_key(path))
                 state, refused = found
                 if not state or not state.startswith(fingerprint(view).encode()) or (self.private and refused == state):
                     return False
@@ -257,7 +257,7 @@ def private(keep: bool, with_views: bool, forward: bool = False) -> Iterator[Sit
     home = Path(tempfile.mkdtemp(prefix="drill-"))
     own = {"INGEST_HOME": str(home), "INGEST_PORT": str(harness.free_port()), "INGEST_KEEP": f"logs={AGE}s"}
     passed = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
-    rows = destination_url(settings.load())
+    rows = destination_url(settings.load_settings())
     engine = destination(rows.partition(":")[0], home) if rows else None
     if "views" not in contributions():
         pass
@@ -268,7 +268,7 @@ def private(keep: bool, with_views: bool, forward: bool = False) -> Iterator[Sit
     if not passed.get("INGEST_RECORDS") and not passed.get("INGEST_ROUTES"):
         own["INGEST_RECORDS"] = OWN_RECORDS
         own["INGEST_ROUTES"] = OWN_ROUTES
-    store = settings.load().store
+    store = settings.load_settings().store
     with contextlib.ExitStack() as stack:
         if keep:
             stack.callback(print, f"files kept in {home}")

@@ -17,7 +17,7 @@ from sluice import settings
 from sluice.spool.inlet import Inlet
 from sluice.spool.outlet import Outlet
 from sluice.streams.built_in import load_streams
-from sluice.streams.registry import limits
+from sluice.streams.registry import body_limits
 
 ROOT = Path(__file__).resolve().parents[1]
 VOTE = "votes", b'{"poll":"cookies","choice":"oreo"}'
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     stream, body = FIX if arguments else VOTE
-    config = settings.load({})
+    config = settings.load_settings({})
     calls: dict[tuple[str, str], int] = {}
 
     def note(frame: FrameType, event: str, _argument: Any) -> None:
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     with harness.short_tmp() as tmp, harness.redis_server(tmp, appendfsync="no") as redis:
         outlet = Outlet(str(redis.socket))
-        ours = worker.Worker(outlet, f"sqlite:///{tmp}/ingest.db", load_streams(config), limits(config))
+        ours = worker.Worker(outlet, f"sqlite:///{tmp}/ingest.db", load_streams(config), body_limits(config))
         (state,) = [state for state in ours.states if state.stream.name == stream]
         inlet = Inlet(str(redis.socket))
 

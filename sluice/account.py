@@ -2,8 +2,9 @@
 
     accepted = ready + claimed + stored + dead + duplicate + expired + purged
 
-The terms left of `stored` come from Redis, the others from the database; `balance` adds them. A cell publishes its sums
-in the database every few seconds, so that all cells can be looked at from any of them, and also one that is gone.
+The terms left of `stored` come from Redis, the others from the database; `stream_balance` adds them. A cell publishes
+its sums in the database every few seconds, so that all cells can be looked at from any of them, and also one that is
+gone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, TypedDict, cast
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.inspector import Inspector, Snapshot
-from sluice.store import own
-from sluice.store.store import Elsewhere, Store
+from sluice.store import database_identity
+from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Epoch, Ledger, Unavailable
 from sluice.streams.registry import Stream
 
@@ -102,7 +103,7 @@ class Published(TypedDict):
     settings: Shared | dict[str, Any]
 
 
-def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Balance:
+def stream_balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Balance:
     """Where the accepted bodies of a stream are: THE sum, whose terms stand in the order of a body's way.
 
     accepted = ready + claimed + stored + dead + duplicate + expired + purged; `missing` is what it leaves, and is 0.
@@ -131,7 +132,7 @@ def balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Balance:
     }  # fmt: skip
 
 
-def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
+def stream_ledger(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
     if snapshot and snapshot.partitions is not None:
         bodies, ahead, lost = snapshot.partitions.count(store, stream)
@@ -139,25 +140,25 @@ def account(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str
     return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 
-def shared(streams: Mapping[str, Stream], keep: Keep, elsewhere: Elsewhere) -> Shared:
+def shared_settings(streams: Mapping[str, Stream], keep: Keep, row_destinations: RowDestinations) -> Shared:
     """Raises: Unavailable."""
     return {
         "keep": {name: keep.of(name) for name in (*streams, DEAD)},
         "unique": {name: stream.rule.seconds for name, stream in streams.items() if stream.rule},
-        "rows": dict(elsewhere.addresses()),
+        "rows": dict(row_destinations.addresses()),
     }
 
 
-def sums(cells: Iterable[Cell]) -> Sums:
+def cell_sums(cells: Iterable[Cell]) -> Sums:
     """The sums over the streams of some cells; their oldest body."""
     rows = [row for cell in cells for row in cell["streams"]]
     figures: list[Mapping[str, Any]] = [*rows]
-    total: dict[str, Any] = {state: added(row.get(state, 0) for row in figures) for state in STATES}
+    total: dict[str, Any] = {state: sum_known(row.get(state, 0) for row in figures) for state in STATES}
     total["oldest_seconds"] = max((row["oldest_seconds"] or 0 for row in rows), default=0) or None
     return cast("Sums", total)
 
 
-def added(figures: Iterable[int | None]) -> int | None:
+def sum_known(figures: Iterable[int | None]) -> int | None:
     """A sum; None if a figure is unknown."""
     known = list(figures)
     return None if None in known else sum(filter(None, known))
@@ -178,7 +179,7 @@ class Publisher:
     ) -> None:
         """name: of the cell. keep: its Redis may be another cell's; then that name counts.
 
-        replicas: number of replicas of Redis that must confirm a commit, at least. settings: see `shared`.
+        replicas: number of replicas of Redis that must confirm a commit, at least. settings: see `shared_settings`.
         home: INGEST_HOME, where the identity of the database is noted.
         """
         self.inspector = inspector
@@ -207,7 +208,7 @@ class Publisher:
             if self.inspector.name_store(identity) not in ("", identity):
                 log.warning(OTHER_STORE)
             if self.home:
-                own.note(self.home, identity)
+                database_identity.note_identity(self.home, identity)
         known = next((cell for cell in store.cells() if cell.cell == self.name), None)
         theirs = set(known.figures.get("epochs", ())) if known else set[str]()
         # figures of another list may be those of another installation, which is not given a turn
@@ -222,10 +223,10 @@ class Publisher:
             lists |= {past.epoch for past in snapshot.history}
             if snapshot.partitions:
                 lists |= snapshot.partitions.epochs
-            ledger = account(store, stream, snapshot, self.name)
-            streams.append({"stream": stream, **balance(snapshot, ledger)})
+            ledger = stream_ledger(store, stream, snapshot, self.name)
+            streams.append({"stream": stream, **stream_balance(snapshot, ledger)})
             if confirmed:  # else a failover may lose numbers whose bodies got no 2xx
-                epochs += registered(stream, self.name, snapshot, ledger.purged)
+                epochs += epoch_rows(stream, self.name, snapshot, ledger.purged)
         every = max(EVERY_SECONDS, COUNT_SHARE * (time.monotonic() - began))
         # a list that was emptied has other epochs too; then they are not those that this process has published
         same = not lists.isdisjoint(self.epochs or ())
@@ -243,7 +244,7 @@ class Publisher:
         self.due = began + every
 
 
-def registered(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Epoch]:
+def epoch_rows(stream: str, cell: str, snapshot: Snapshot, purged: dict[str, int]) -> list[Epoch]:
     """The rows of the epochs of a list. purged: of each epoch so far; what Redis counts beyond is the last one's."""
     if not snapshot.history:
         return []

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.settings import SettingError
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter
@@ -25,11 +25,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--where", metavar="CONDITION", help="only letters that match this condition")
 
 
-class Letters:
+class DeadLetters:
     def __init__(self, store: Store[Any], where: str | None = None, stream: str | None = None) -> None:
         """where: a condition in SQL."""
         self.store = store
-        parts = [among([stream])] if stream is not None else []
+        parts = [streams_condition([stream])] if stream is not None else []
         if where is not None:
             parts.append(f"({where}\n)")  # a comment at its end must not hide the parenthesis
         self.where = " AND ".join(parts) or "true"
@@ -61,12 +61,14 @@ class Letters:
         newest = self.newest(1)
         last = newest[0].id if newest else 0
         above = 0
-        while part := self.store.letters(f"{among(streams)} AND {self.where}", above, last + 1, number, newest=False):
+        while part := self.store.letters(
+            f"{streams_condition(streams)} AND {self.where}", above, last + 1, number, newest=False
+        ):
             yield part
             above = part[-1].id
 
 
-def excerpt(body: bytes, characters: int) -> str:
+def body_excerpt(body: bytes, characters: int) -> str:
     """The start of a body as text, without a stored request head: its URL may contain a password.
 
     body: its first HEAD_BYTES and four times as many bytes as characters are enough.
@@ -74,7 +76,7 @@ def excerpt(body: bytes, characters: int) -> str:
     shown = after_head(body)
     if shown is body and body.startswith(b"POST /") and len(body) >= HEAD_BYTES:
         return "…"  # a head without end
-    return screen.cut(screen.shown(shown[: 4 * characters]), characters)
+    return terminal.cut_text(terminal.printable(shown[: 4 * characters]), characters)
 
 
 def require_stream(name: str | None, streams: Collection[str]) -> None:
@@ -83,6 +85,6 @@ def require_stream(name: str | None, streams: Collection[str]) -> None:
         raise SettingError(f"there is no stream {name!r}; there are {', '.join(sorted(streams))}.")
 
 
-def among(streams: Collection[str]) -> str:
+def streams_condition(streams: Collection[str]) -> str:
     """The SQL condition that a dead letter belongs to one of these streams."""
     return "stream IN ({})".format(",".join("'{}'".format(name.replace("'", "''")) for name in streams))

@@ -11,12 +11,12 @@ from typing import Any
 from sluice.settings import SettingError
 
 
-def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
+def load_dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
     """A dictionary in the module that a setting names; empty if it names none. Raises: SettingError."""
     if not value:
         return {}
     try:
-        declared = getattr(load(value), attribute, None)
+        declared = getattr(load_module(value), attribute, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingError(f"{setting}={value!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(declared, dict):
@@ -24,7 +24,7 @@ def dictionary(setting: str, value: str, attribute: str) -> dict[Any, Any]:
     return declared
 
 
-def load(value: str) -> ModuleType:
+def load_module(value: str) -> ModuleType:
     """Import a module, given by its name or by the path of its file.
 
     A file is compiled each time. Python's cache tells two versions apart by the time in seconds and the size, so an

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
 
 from sluice import registry, settings
-from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, Cell, account, balance, sums
-from sluice.base import screen
+from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, Cell, cell_sums, stream_balance, stream_ledger
+from sluice.base import terminal
 from sluice.base.counters import SECONDS, SIZES
-from sluice.base.disk import spare
+from sluice.base.disk import spare_bytes
 from sluice.routes import load_routes
 from sluice.settings import Settings
 from sluice.spool import open_inspector
@@ -180,7 +180,9 @@ class Observer:
         self.places = [s.home]  # where bytes are written
         if s.store.startswith("sqlite:"):
             self.places.append(Path(s.store.removeprefix("sqlite:///")).parent)
-        self.contributed = {name: registry.load(each)(s) for name, each in registry.declared("figures").items()}
+        self.contributed = {
+            name: registry.load_target(each)(s) for name, each in registry.declared_entries("figures").items()
+        }
         self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
         self.store: Store[Any] | None = None
         self.counted: Counted = {}
@@ -197,7 +199,7 @@ class Observer:
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
         rows: dict[str, StreamRow] = {}
         for name in names:
-            row = cast("StreamRow", balance(snapshots.get(name), ledgers.get(name)))
+            row = cast("StreamRow", stream_balance(snapshots.get(name), ledgers.get(name)))
             row["decoder"] = name in self.streams
             rows[name] = row
         trouble += discrepancies(rows)
@@ -208,12 +210,12 @@ class Observer:
             row["keys_seconds"] = self.ask_store(asked, trouble) or None if asked and self.store else None
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
-                trouble += complaints({**cell, "late": False})  # its own state is shown above
+                trouble += cell_complaints({**cell, "late": False})  # its own state is shown above
         return {"streams": rows, "trouble": trouble}
 
     def hindrances(self, rows: Mapping[str, StreamRow], processes: list[Process], trouble: list[str]) -> None:
         """Add to the rows of streams what keeps their bodies from where they should be."""
-        if any(spare(place) < 0 for place in self.places):
+        if any(spare_bytes(place) < 0 for place in self.places):
             trouble.append("the disk is almost full: posts get 503, and little is stored, until there is room")
         found = self.ask_store(lambda store: store.unpublished(), trouble) if self.store else None
         for row in rows.values():
@@ -221,7 +223,9 @@ class Observer:
             row["unpublished_seconds"] = row["unpublished_reason"] = row["error"] = None
         for one in found or ():
             where = f"{one.address}: {one.reason or 'no worker has sent them'}"
-            trouble.append(f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {screen.ago(one.seconds)})")
+            trouble.append(
+                f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {terminal.format_age(one.seconds)})"
+            )
             if one.stream in rows:
                 row = rows[one.stream]
                 row["unpublished"] = (row["unpublished"] or 0) + one.bodies
@@ -266,7 +270,7 @@ class Observer:
         cells = self.cells(trouble) if self.store else None
         for cell in cells or ():
             cell["late"] &= cell["cell"] != self.cell  # its own state is shown above
-            trouble += complaints(cell)
+            trouble += cell_complaints(cell)
         listed = counted_by_two(counted or {})
         return {
             "time": time.time(),
@@ -282,7 +286,7 @@ class Observer:
             "processes": None if processes is None else [process_row(process, snapshots) for process in processes],
             "memory": memory and {"used": memory[0], "most": memory[1]},
             "cells": cells,
-            "disk": disk(self.places),
+            "disk": disk_bytes(self.places),
             "contributed": {name: figures.read(counted, trouble) for name, figures in self.contributed.items()},
         }
 
@@ -316,7 +320,7 @@ class Observer:
 
         The spool is read first: a body stored meanwhile is found in the database, and later ones are not counted.
         """
-        return {name: account(store, name, snapshots.get(name), self.cell) for name in names}
+        return {name: stream_ledger(store, name, snapshots.get(name), self.cell) for name in names}
 
     def count(self, names: list[str], snapshots: dict[str, Snapshot], trouble: list[str]) -> dict[str, Ledger]:
         """`ledgers`, and the dead letters by reason in `counted`; empty while the next count is not yet due."""
@@ -338,13 +342,13 @@ class Observer:
         self, name: str, snapshot: Snapshot | None, ledger: Ledger | None, counted: dict[str, int] | None
     ) -> StreamFigures:
         """All figures of one stream. Without a `ledger`, those of the last count are used again."""
-        row = balance(snapshot, ledger)
+        row = stream_balance(snapshot, ledger)
         last = self.counted.get("streams", {})
         if ledger:
             self.earlier[name] = ledger.earlier
             kept: Mapping[str, Any] = row
             last[name] = {state: kept[state] for state in (*STATES[3:], "expired", "deleted")}
-            last[name]["through"] = through(snapshot, ledger) if snapshot else None
+            last[name]["through"] = stored_through(snapshot, ledger) if snapshot else None
         elif row["accepted"] is not None:
             row["accepted"] += self.earlier.get(name, 0)
         more = {
@@ -372,11 +376,11 @@ def counted_by_two(counted: Mapping[str, int]) -> dict[str, list[dict[str, Any]]
 
 
 def process_row(process: Process, snapshots: dict[str, Snapshot]) -> ProcessRow:
-    claims = [held(snapshots, *claim) for claim in process.claims]
+    claims = [held_claim(snapshots, *claim) for claim in process.claims]
     return {"role": process.role, "pid": process.pid, "claims": claims}
 
 
-def disk(places: Sequence[Path]) -> Disk | None:
+def disk_bytes(places: Sequence[Path]) -> Disk | None:
     """Free bytes and size of the file system of these directories that has the fewest free bytes."""
     try:
         systems = [os.statvfs(place) for place in places]
@@ -386,7 +390,7 @@ def disk(places: Sequence[Path]) -> Disk | None:
     return {"free": fullest.f_bavail * fullest.f_frsize, "size": fullest.f_blocks * fullest.f_frsize}
 
 
-def through(snapshot: Snapshot, ledger: Ledger) -> int:
+def stored_through(snapshot: Snapshot, ledger: Ledger) -> int:
     """The number of the last body before which each accepted one is in the database, counted as `accepted` is."""
     claims = snapshot.claims.items()
     held = (Claim.of("", claim, bodies).first for claim, bodies in claims if ledger.persisted[claim] < bodies)
@@ -401,7 +405,7 @@ def histogram(counted: dict[str, int] | None, field: str, bounds: Sequence[float
     return {"bounds": [*bounds, None], "buckets": buckets, "count": sum(buckets), "sum": total}
 
 
-def held(snapshots: dict[str, Snapshot], stream: str, first: int) -> HeldClaim:
+def held_claim(snapshots: dict[str, Snapshot], stream: str, first: int) -> HeldClaim:
     snapshot = snapshots.get(stream)
     claim = next((claim for claim in snapshot.claims if f":{first}:" in claim), "") if snapshot else ""
     bodies, seconds = (snapshot.claims[claim], snapshot.ages.get(claim)) if snapshot and claim else (None, None)
@@ -419,30 +423,30 @@ def discrepancies(rows: Mapping[str, Balance]) -> list[str]:
     ]
 
 
-def complaints(cell: Cell) -> list[str]:
+def cell_complaints(cell: Cell) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        seen, bodies = screen.ago(cell["seconds"]), known(waiting(cell))
+        seen, bodies = terminal.format_age(cell["seconds"]), shown_bodies(waiting_bodies(cell))
         return [f"{cell['cell']}: last seen {seen} ago, {bodies} bodies waiting there."]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
 
-def known(bodies: int | None) -> str:
+def shown_bodies(bodies: int | None) -> str:
     return "?" if bodies is None else f"{bodies:,}"
 
 
-def waiting(cell: Cell) -> int | None:
-    total = sums([cell])
+def waiting_bodies(cell: Cell) -> int | None:
+    total = cell_sums([cell])
     return None if total["ready"] is None or total["claimed"] is None else total["ready"] + total["claimed"]
 
 
-def inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
+def stream_inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
     """Access to the spool, for a stream that exists. Raises: SettingError; one of SPOOL_ERRORS; NoSuchVerb."""
     opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
     opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}
     if stream not in names and stream not in (names := names | opened.streams()):
         raise settings.SettingError(
-            f"there is no stream {stream!r}; there are {', '.join(map(screen.shown, sorted(names)))}."
+            f"there is no stream {stream!r}; there are {', '.join(map(terminal.printable, sorted(names)))}."
         )
     return opened

@@ -67,7 +67,7 @@ class LogStyle(NamedTuple):
     debug: bool
 
 
-def integer(low: int, high: int) -> Callable[[str], int]:
+def integer_parser(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,12}", text) or not low <= int(text) <= high:
             raise ValueError(f"an integer from {low} to {high}")
@@ -76,7 +76,7 @@ def integer(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def either(word: str, value: Callable[[], T], other: Callable[[str], T]) -> Callable[[str], T]:
+def either_parser(word: str, value: Callable[[], T], other: Callable[[str], T]) -> Callable[[str], T]:
     """A parser of a word, or of what another parser takes."""
 
     def parse(text: str) -> T:
@@ -90,12 +90,12 @@ def either(word: str, value: Callable[[], T], other: Callable[[str], T]) -> Call
     return parse
 
 
-def limit(high: int) -> Callable[[str], int]:
+def limit_parser(high: int) -> Callable[[str], int]:
     """A parser of a limit of a client; `auto` is -1."""
-    return either("auto", lambda: -1, integer(0, high))
+    return either_parser("auto", lambda: -1, integer_parser(0, high))
 
 
-def size(low: int, high: int = 1 << 40) -> Callable[[str], int]:
+def size_parser(low: int, high: int = 1 << 40) -> Callable[[str], int]:
     """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
 
     def parse(text: str) -> int:
@@ -126,33 +126,33 @@ def by_stream(text: str, value: str, expected: str, separator: str = r"[,\s]+") 
     return found
 
 
-def seconds(age: re.Match[str]) -> int | None:
+def age_seconds(age: re.Match[str]) -> int | None:
     return int(age["number"]) * TIMES[age["unit"]] if age["number"] else None
 
 
-def keep(text: str) -> Keep:
+def parse_keep(text: str) -> Keep:
     expected = "an age such as 10m, 12h or 30d, forever, or ages of streams: 30d,gps=7d,dead=90d"
     found = by_stream(text, rf"(?!0+[a-z]){AGE}|forever", expected)
-    ages = {DEAD: None} | {name: seconds(match) for name, match in found.items()}
+    ages = {DEAD: None} | {name: age_seconds(match) for name, match in found.items()}
     return Keep(ages.pop("", None), ages)
 
 
-def unique(text: str) -> ByStream[tuple[int, bool]]:
+def parse_unique(text: str) -> ByStream[tuple[int, bool]]:
     """Seconds that keys are kept, 0: off; and whether records have keys, too."""
     expected = "an age such as 12h or 1d, off, or ages of streams: 1d,gps=7d,logs=off,metrics=1d/record"
     found = by_stream(text, rf"(?!0){AGE}(?P<record>/record)?|off", expected)
     if "" in found and found[""]["record"]:
         raise ValueError(expected)
-    ages = {name: (seconds(match) or 0, bool(match["record"])) for name, match in found.items()}
+    ages = {name: (age_seconds(match) or 0, bool(match["record"])) for name, match in found.items()}
     return ByStream(ages.pop("", (DAY, False)), ages)
 
 
-def processes(text: str) -> Range:
-    number = integer(0, 256)(text)
+def parse_processes(text: str) -> Range:
+    number = integer_parser(0, 256)(text)
     return Range(number, number)
 
 
-def cell(text: str) -> str:
+def parse_cell(text: str) -> str:
     if text and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text):
         raise ValueError("up to 63 letters, digits, dots, hyphens and underscores, the first a letter or digit")
     return text
@@ -168,10 +168,10 @@ def own_gateways() -> int:
     return gateways_of(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-gateways = either("auto", own_gateways, integer(1, 256))
+gateways = either_parser("auto", own_gateways, integer_parser(1, 256))
 
 
-def choice(*names: str) -> Callable[[str], str]:
+def choice_parser(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
             raise ValueError("one of " + ", ".join(names))
@@ -180,7 +180,7 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tuple[str, ...]]:
+def words_parser(valid: Callable[[str], object], expected: str) -> Callable[[str], tuple[str, ...]]:
     """A parser of words separated by commas or white space. `valid` rejects a word by None, False or ValueError."""
 
     def parse(text: str) -> tuple[str, ...]:
@@ -195,23 +195,23 @@ def words(valid: Callable[[str], object], expected: str) -> Callable[[str], tupl
     return parse
 
 
-def clients(*names: str) -> Callable[[str], tuple[str, ...]]:
+def clients_parser(*names: str) -> Callable[[str], tuple[str, ...]]:
     """A parser of addresses and networks, or of one of the `names` in CLIENTS."""
-    networks = words(
+    networks = words_parser(
         ipaddress.ip_network,
         f"addresses and networks such as 192.0.2.7, 10.1.0.0/16 and 2001:db8::/32; or {', '.join(names)}",
     )
     return lambda text: CLIENTS[text] if text in names else networks(text)
 
 
-def hosts(text: str) -> tuple[str, ...]:
+def parse_hosts(text: str) -> tuple[str, ...]:
     name = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?").fullmatch
-    return words(name, "host names such as sluice.example.com, without a port")(text.lower())
+    return words_parser(name, "host names such as sluice.example.com, without a port")(text.lower())
 
 
-def database(text: str) -> str:
+def parse_database(text: str) -> str:
     if re.match("sqlite:///.", text):
-        return f"sqlite:///{path(text.removeprefix('sqlite:///'))}"
+        return f"sqlite:///{parse_path(text.removeprefix('sqlite:///'))}"
     return of_scheme("databases", text, "sqlite:///PATH")
 
 
@@ -219,14 +219,14 @@ def of_scheme(kind: str, text: str, *forms: str) -> str:
     """A URL whose scheme a contribution declares. forms: what is valid besides, for the error. Raises: ValueError."""
     known = registry.of_url(kind, text)
     if known is None or not re.fullmatch(known.pattern, text, re.ASCII):
-        entries = [known] if known else registry.declared(kind).values()
+        entries = [known] if known else registry.declared_entries(kind).values()
         last = list(dict.fromkeys(each.form for each in entries))
         words = last if known else [*forms, *last]
         raise ValueError(", ".join(words[:-1]) + " or " * (len(words) > 1) + words[-1])
     return text
 
 
-def module(text: str) -> str:
+def parse_module(text: str) -> str:
     if text and not re.fullmatch(r"/.*\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", text):
         raise ValueError("the name of a module (mine.routes) or the absolute path of a .py file")
     return text
@@ -246,7 +246,7 @@ def relative_to(place: Path) -> Iterator[None]:
         folder = ""
 
 
-def path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """The parser of a path.
 
     A relative one counts from the operator's directory, which bin/up and bin/sluice leave in SLUICE_PWD before they
@@ -255,10 +255,10 @@ def path(text: str) -> Path:
     return Path(os.path.abspath(os.path.join(folder or os.environ.get("SLUICE_PWD", ""), text)))
 
 
-def spool(text: str) -> str:
+def parse_spool(text: str) -> str:
     """`parse` in sluice/base/connect.py reads the parts of these URLs."""
     if "://" not in text:
-        return str(path(text))
+        return str(parse_path(text))
     match = re.fullmatch(rf"redis(?P<tls>s)?://({LOGIN})?{HOST}(?P<query>\?{TLS_QUERY})?", text, re.ASCII)
     if not match:
         return of_scheme("spools", text, "the path of a socket", "redis://USER:PASSWORD@HOST:PORT", "rediss://…")
@@ -267,11 +267,11 @@ def spool(text: str) -> str:
     return text
 
 
-def file(text: str) -> Path | None:
-    return path(text) if text else None
+def parse_file(text: str) -> Path | None:
+    return parse_path(text) if text else None
 
 
-def log_style(text: str) -> LogStyle:
+def parse_log_style(text: str) -> LogStyle:
     given = re.split(r"[,\s]+", text)
     if len(set(given)) < len(given) or not {"text", "json", "debug"} >= set(given) or {"text", "json"} <= set(given):
         raise ValueError("text, json, debug, or json,debug")

@@ -40,7 +40,7 @@ class Entry:
     def load(self) -> Any:
         """Raises: NotInstalled."""
         try:
-            return load(self.target)
+            return load_target(self.target)
         except ImportError as error:
             raise self.lacks(error) from error
 
@@ -212,7 +212,7 @@ class Contribution:
     page: str = ""
 
 
-def load(target: str) -> Any:
+def load_target(target: str) -> Any:
     """What a "module:attribute" or a module names."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name) if name else import_module(module)
@@ -232,7 +232,7 @@ def contributions() -> dict[str, Contribution]:
     return found | {point.name: point.load() for point in points}
 
 
-def declared(kind: str) -> dict[str, Any]:
+def declared_entries(kind: str) -> dict[str, Any]:
     """What all contributions declare of a kind with names, such as "verbs"."""
     return {name: entry for each in contributions().values() for name, entry in getattr(each, kind).items()}
 
@@ -240,10 +240,10 @@ def declared(kind: str) -> dict[str, Any]:
 def of_url(kind: str, url: str) -> Any:
     """The entry of a URL's scheme, or None."""
     scheme, separator, _ = url.partition("://")
-    return declared(kind).get(scheme) if separator else None
+    return declared_entries(kind).get(scheme) if separator else None
 
 
-def formats() -> list[Any]:
+def declared_formats() -> list[Any]:
     return [known for each in contributions().values() for known in each.formats]
 
 
@@ -252,8 +252,8 @@ def listed(kind: str) -> list[str]:
     return [name for each in contributions().values() for name in getattr(each, kind)]
 
 
-def hooks(kind: str) -> Iterator[Any]:
+def load_hooks(kind: str) -> Iterator[Any]:
     """The functions that contributions declare for a hook, such as "check"."""
     for each in contributions().values():
         if target := getattr(each, kind):
-            yield load(target)
+            yield load_target(target)

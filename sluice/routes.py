@@ -16,9 +16,9 @@ ROUTES = {
         known.stream, answer, json=known.json, batch=known.stream in BATCHED, empty=known.empty, fields=known.fields,
         get=known.get, methods=known.methods,
     )
-    for known in registry.formats()
+    for known in registry.declared_formats()
     for path, answer in known.paths.items()
-} | registry.declared("routes")  # fmt: skip
+} | registry.declared_entries("routes")  # fmt: skip
 
 
 STREAM = r"[A-Za-z_]\w*"
@@ -29,7 +29,7 @@ OWN = r"/healthz|/readyz|/_sluice_.*"  # of gateway and nginx
 def is_reserved(path: str) -> bool:
     """Whether a path is one that Sluice, or a contribution, answers itself."""
     patterns = OWN, *registry.listed("paths")
-    return path in registry.declared("probes") or any(re.fullmatch(pattern, path) for pattern in patterns)
+    return path in registry.declared_entries("probes") or any(re.fullmatch(pattern, path) for pattern in patterns)
 
 
 METHODS = {"GET", "PUT", "PATCH", "DELETE"}  # that may be a POST
@@ -40,7 +40,7 @@ def load_routes(module: str) -> dict[str, Route]:
 
     Raises: SettingError if it cannot be imported, has no ROUTES, or one that no request could reach.
     """
-    own = extension.dictionary("INGEST_ROUTES", module, "ROUTES")
+    own = extension.load_dictionary("INGEST_ROUTES", module, "ROUTES")
     for path, route in own.items():
         if not isinstance(route, Route) or not re.fullmatch(STREAM, str(route.stream), re.ASCII):
             problem = "is no sluice.Route to a stream whose name has letters, digits and _ only"

@@ -23,8 +23,18 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers, places, registry
-from sluice.base.files import read, replace
-from sluice.parsers import AUTO, ByStream, Keep, LogStyle, Range, choice, clients, integer, size
+from sluice.base.files import read_file, replace_file
+from sluice.parsers import (
+    AUTO,
+    ByStream,
+    Keep,
+    LogStyle,
+    Range,
+    choice_parser,
+    clients_parser,
+    integer_parser,
+    size_parser,
+)
 from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
@@ -56,27 +66,31 @@ class Settings:
     What each one is, and when to change it: docs/protocol/operator.md.
     """
 
-    port: int = setting(integer(1, 65535), "8080", "TCP port of nginx")
-    home: Path = setting(parsers.path, "var", "directory of data, logs and sockets")
-    cell: str = setting(parsers.cell, "", "name of this installation where several store in one database")
-    runtime: str = setting(choice("cpython", "pypy"), "cpython", "Python of the gateway")
+    port: int = setting(integer_parser(1, 65535), "8080", "TCP port of nginx")
+    home: Path = setting(parsers.parse_path, "var", "directory of data, logs and sockets")
+    cell: str = setting(parsers.parse_cell, "", "name of this installation where several store in one database")
+    runtime: str = setting(choice_parser("cpython", "pypy"), "cpython", "Python of the gateway")
     gateways: int = setting(parsers.gateways, "auto", "gateway processes")
-    workers: Range = setting(parsers.processes, "1", "worker processes")
+    workers: Range = setting(parsers.parse_processes, "1", "worker processes")
     durability: str = setting(
-        choice("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
+        choice_parser("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
     )
-    replicas: int = setting(integer(0, 16), "0", "replicas of Redis that must confirm each commit")
-    max_body: int = setting(size(1, MAX_ITEM), "1m", "bytes in a body")
-    max_memory: int = setting(size(8 << 20), "1g", "memory of Redis: what may wait to be stored")
-    store: str = setting(parsers.database, "sqlite:///$INGEST_HOME/ingest.db", "the database")
-    keep: Keep = setting(parsers.keep, "forever", "age at which rows and dead letters are deleted")
-    unique: ByStream[tuple[int, bool]] = setting(parsers.unique, "1d", "how long keys are kept that make repeats one")
-    spool: str = setting(parsers.spool, "$INGEST_HOME/run/redis.sock", "the list between gateway and worker")
-    routes: str = setting(parsers.module, "", "module of routes of your own")
-    records: str = setting(parsers.module, "", "module of streams of your own")
-    allow: tuple[str, ...] = setting(clients("all", "private", "auto"), "auto", "networks whose clients may write")
-    hosts: tuple[str, ...] = setting(parsers.hosts, "", "names of this server, for reading in a browser")
-    log: LogStyle = setting(parsers.log_style, "text", "form of the logs")
+    replicas: int = setting(integer_parser(0, 16), "0", "replicas of Redis that must confirm each commit")
+    max_body: int = setting(size_parser(1, MAX_ITEM), "1m", "bytes in a body")
+    max_memory: int = setting(size_parser(8 << 20), "1g", "memory of Redis: what may wait to be stored")
+    store: str = setting(parsers.parse_database, "sqlite:///$INGEST_HOME/ingest.db", "the database")
+    keep: Keep = setting(parsers.parse_keep, "forever", "age at which rows and dead letters are deleted")
+    unique: ByStream[tuple[int, bool]] = setting(
+        parsers.parse_unique, "1d", "how long keys are kept that make repeats one"
+    )
+    spool: str = setting(parsers.parse_spool, "$INGEST_HOME/run/redis.sock", "the list between gateway and worker")
+    routes: str = setting(parsers.parse_module, "", "module of routes of your own")
+    records: str = setting(parsers.parse_module, "", "module of streams of your own")
+    allow: tuple[str, ...] = setting(
+        clients_parser("all", "private", "auto"), "auto", "networks whose clients may write"
+    )
+    hosts: tuple[str, ...] = setting(parsers.parse_hosts, "", "names of this server, for reading in a browser")
+    log: LogStyle = setting(parsers.parse_log_style, "text", "form of the logs")
     # the values of the settings of contributions, by name, which are attributes, too
     contributed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # variable -> text, of those that are set
@@ -90,7 +104,7 @@ class Settings:
 
     def values(self) -> dict[str, Any]:
         """The value of each setting, by name."""
-        return {name: getattr(self, name) for name in table()}
+        return {name: getattr(self, name) for name in settings_table()}
 
     @property
     def has_own_redis(self) -> bool:
@@ -125,7 +139,7 @@ class Settings:
 
     @property
     def has_scratch_redis(self) -> bool:
-        return self.figures != self.spool or any(needs(self) for needs in registry.hooks("scratch"))
+        return self.figures != self.spool or any(needs(self) for needs in registry.load_hooks("scratch"))
 
     @property
     def draining(self) -> Path:
@@ -152,10 +166,10 @@ class Settings:
 
 
 @functools.cache
-def table() -> dict[str, Setting]:
+def settings_table() -> dict[str, Setting]:
     """Every setting, by name: the core's, then those of contributions."""
     core = {row.name: row.metadata["setting"] for row in dataclasses.fields(Settings) if row.metadata}
-    return core | registry.declared("settings")
+    return core | registry.declared_entries("settings")
 
 
 def variable(name: str) -> str:
@@ -164,10 +178,10 @@ def variable(name: str) -> str:
 
 
 def variables() -> list[str]:
-    return [variable(name) for name in table()]
+    return [variable(name) for name in settings_table()]
 
 
-def load(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: bool = False) -> Settings:
+def load_settings(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: bool = False) -> Settings:
     """An empty variable counts as not set. Raises: SettingError for the first invalid value.
 
     file: what is not set is as the home's file has it, as at a start. last: it is as the last start had it; before the
@@ -178,7 +192,7 @@ def load(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: b
     started: dict[str, str] = {}
     kept: dict[str, str] = {}  # what the home says of what is not set
     where = ""
-    for name, row in sorted(table().items(), key=lambda item: item[0] != "home"):  # the others may be in it
+    for name, row in sorted(settings_table().items(), key=lambda item: item[0] != "home"):  # the others may be in it
         text = environ.get(variable(name), "").strip()
         if of_home := not text and bool(kept.get(variable(name))):
             text = kept[variable(name)]
@@ -203,7 +217,7 @@ def load(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: b
                 kept, where = of_file(values["home"]), f"{values['home'] / FILE}: "
         elif is_set and isinstance(values[name], (str, Path)):
             given[variable(name)] = str(values[name])  # a path that counts from anywhere
-    for settle in registry.hooks("settle"):
+    for settle in registry.load_hooks("settle"):
         settle(values)
     if values["allow"] == AUTO:
         values["allow"] = parsers.PRIVATE
@@ -228,7 +242,7 @@ def of_file(home: Path) -> dict[str, str]:
     """
     file = home / FILE
     try:
-        found = assignments(read(file), str(file))
+        found = assignments(read_file(file), str(file))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -263,7 +277,7 @@ def assignments(text: str, where: str) -> dict[str, str]:
 def of_last_start(home: Path) -> dict[str, str]:
     """The settings with which a cell was started last, by variable; none if it never was. Raises: SettingError."""
     try:
-        lines = read(home / STARTED).splitlines()
+        lines = read_file(home / STARTED).splitlines()
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -284,7 +298,7 @@ def keep_for_verbs(s: Settings) -> None:
         with contextlib.suppress(FileNotFoundError):
             (s.home / STORE).unlink()  # another database from now on
     if before != lines:
-        replace(s.home / STARTED, text)
+        replace_file(s.home / STARTED, text)
 
 
 def default_cell(home: Path) -> str:
@@ -317,7 +331,7 @@ def exit_if_invalid() -> Iterator[None]:
 
 def load_or_exit(*, file: bool = False) -> Settings:
     with exit_if_invalid():
-        return load(file=file)
+        return load_settings(file=file)
 
 
 def complain(error: object) -> int:
@@ -327,7 +341,7 @@ def complain(error: object) -> int:
     return 2
 
 
-def secret(name: str, path: str | Path) -> str:
+def read_secret(name: str, path: str | Path) -> str:
     """The text of the file in the setting `name`. Raises: SettingError if nobody or everybody here can read it."""
     try:
         if not Path(path).is_dir() and not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe may take for ever

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proving import harness
-from sluice.base.screen import table
+from sluice.base.terminal import format_table
 
 TESTS = Path(__file__).parent
 pytest.register_assert_rewrite("support", "contrib_support")  # a failed assertion shows its values, as in a test module
@@ -144,4 +144,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                     tables.setdefault((title, tuple(head)), []).append(tuple(row))
     for (title, head), rows in tables.items():
         terminalreporter.section(title)
-        terminalreporter.write_line(table(head, rows, left=len(head)))
+        terminalreporter.write_line(format_table(head, rows, left=len(head)))

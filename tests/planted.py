@@ -212,7 +212,8 @@ FAULTS = {
     ),
     "ranges-overlap-postgres": Fault(
         "ranges", "PostgreSQL takes a claim that begins with the last stored body", TABLES,
-        'SPAN = span("stream", "epoch", "first", "last + 1")', 'SPAN = span("stream", "epoch", "first", "last")',
+        'SPAN = range_sql("stream", "epoch", "first", "last + 1")',
+        'SPAN = range_sql("stream", "epoch", "first", "last")',
         (ON_POSTGRES + "a_claim_that_begins_with_the_last_stored_body_stores_the_others",),
     ),
     "ranges-bodies": Fault(
@@ -271,7 +272,7 @@ FAULTS = {
     ),
     "outbox-address": Fault(
         "outbox", "another destination publishes what waits", OUTBOX,
-        "if destination is None or shown(address) != destination.place() or destination.address() != address:",
+        "if destination is None or bare_url(address) != destination.place() or destination.address() != address:",
         "if destination is None:",
         (IN_OUTBOX + "what_waits_is_published_by_its_own_destination_only",),
     ),
@@ -427,7 +428,7 @@ FAULTS = {
     ),
     "drain-successor": Fault(
         "reload's drain", "the old gateway is stopped before the new one serves", RELOAD,
-        '    wait(serving, f"the second {name} serves")\n', "    serving()\n",
+        '    wait_until(serving, f"the second {name} serves")\n', "    serving()\n",
         ("tests/run/test_reload.py::test_a_gateway_that_cannot_start_does_not_replace_the_running_one",),
     ),
     # folding of batches
@@ -466,7 +467,7 @@ FAULTS = {
     ),
     "partition-late": Fault(
         "partitions", "a row that arrives while its partition is counted is dropped uncounted", POSTGRES,
-        '            execute(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted\n', "",
+        '            run_sql(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted\n', "",
         (PARTITIONS + "a_late_row_of_a_partition_that_is_dropped_is_counted",),
     ),
     "partition-count": Fault(

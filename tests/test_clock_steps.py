@@ -66,7 +66,7 @@ def rows(up: Server, table: str) -> int:
 def keeps_its_promises(up: Server, clock: Clock, count: int, at: int) -> None:
     """Step, while workers hold a claim; then everything is done once more. count: of the steps. at: seconds ahead."""
     sockets = "run/redis.sock", *[SCRATCH_SOCKET] * has("views")
-    spool, *scratch = (connect.client(str(up.home / path), 10) for path in sockets)
+    spool, *scratch = (connect.connect_client(str(up.home / path), 10) for path in sockets)
     with database(up.home / "ingest.db") as db:
         db.execute("BEGIN IMMEDIATE")  # so the claim is not stored yet
         assert post(up.port, "/votes", VOTE % b"%d" % count)[0] == 200
@@ -90,7 +90,7 @@ def keeps_its_promises(up: Server, clock: Clock, count: int, at: int) -> None:
 def follows(up: Server, second: bytes, count: int) -> None:
     from sluice.contrib.views import contract
 
-    views: Any = connect.client(str(up.home / SCRATCH_SOCKET), 10)
+    views: Any = connect.connect_client(str(up.home / SCRATCH_SOCKET), 10)
     poll(lambda: second in get(up.port, "/gps/latest?device=bike")[2], what="the view follows")
     poll(lambda: b'"%d":1' % count in get(up.port, "/votes/tally?poll=p")[2], what="the tally is counted anew")
     poll(lambda: 0 < views.pttl(contract.HOLDER) <= contract.LEASE_SECONDS * 1000, what="the follower's lease")

@@ -130,7 +130,7 @@ def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
 def test_the_fields_of_the_counts_are_those_that_the_processes_count():
     sources = "".join(
         (harness.ROOT / name).read_text()
-        for name in ("ingest.py", "sluice/spool/inlet.py", "sluice/contrib/access/senders.py", "worker.py")
+        for name in ("ingest.py", "sluice/spool/inlet.py", "sluice/contrib/access/key_usage.py", "worker.py")
     )
     counted = set(re.findall(r"\.(?:counter|counters|histogram)[(\[]f?\"(\w+)", sources))
     assert {field.split()[0] for field in table(SPOOL, "field")} == counted
@@ -168,7 +168,7 @@ def test_the_table_of_levels_is_that_of_the_decoder():
 @needs("access")
 def test_the_schemes_and_reasons_of_signed_webhooks_are_those_of_the_code():
     from sluice.contrib.access import signature as webhooks
-    from sluice.contrib.access import signed as signature
+    from sluice.contrib.access import signed_stream as signature
 
     assert {scheme.partition("`")[0] for scheme in table(STREAM, "scheme")} == webhooks.SCHEMES.keys()
     texts = [Path(module.__file__).read_text() for module in (signature, webhooks)]
@@ -189,7 +189,7 @@ def is_here(name: str) -> bool:
 def limit(name: str) -> float:
     """A limit by its name in the documents: a setting, a constant below sluice/, or a directive of nginx."""
     if name.startswith("INGEST_"):
-        return getattr(settings.load({}), name.removeprefix("INGEST_").lower())
+        return getattr(settings.load_settings({}), name.removeprefix("INGEST_").lower())
     if "." not in name:
         return float(re.findall(rf"^ *{name} (?:\d+ )?(\d+)", NGINX, re.M)[-1])
     place, _, constant = name.rpartition(".")
@@ -240,7 +240,7 @@ def anchors(path: Path) -> set[str]:
 def test_every_name_that_a_document_imports_from_the_package_is_exported():
     for name in DOCUMENTS:
         for names in re.findall(r"from sluice import ([\w, ]+)", (harness.ROOT / name).read_text()):
-            assert set(names.split(", ")) <= {*sluice.__all__, *registry.declared("exports")}, name
+            assert set(names.split(", ")) <= {*sluice.__all__, *registry.declared_entries("exports")}, name
 
 
 def test_every_file_that_a_document_names_exists():
@@ -274,7 +274,7 @@ def test_the_tables_from_the_code_are_up_to_date():
 
 @whole
 def test_every_verb_that_a_document_names_exists():
-    verbs = {*command.verbs(), "provision", "greet"}  # the last one is of docs/ADDING-A-FOLDER.md
+    verbs = {*command.verb_modules(), "provision", "greet"}  # the last one is of docs/ADDING-A-FOLDER.md
     for name in DOCUMENTS:
         text = (harness.ROOT / name).read_text()
         assert set(re.findall(r"bin/sluice ([a-z]+)", text)) <= verbs, name

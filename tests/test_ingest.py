@@ -21,7 +21,7 @@ from sluice.http.replies import CODINGS, NO_LENGTH, Rejected
 from sluice.http.request import read_body, sender_head
 from sluice.routes import ROUTES
 from sluice.streams.built_in import STREAMS
-from sluice.streams.message import parse, sender
+from sluice.streams.message import parse_message, sender_of
 from sluice.streams.record import Gps, Limits, Log
 from support.gateway_sites import MAX_BODY, Site, gateway_site
 from support.runtimes import is_problem
@@ -121,7 +121,7 @@ def test_a_body_of_a_named_key_has_a_head_that_says_who_sent_it_and_no_more_unle
     for name in b"acme", b"acme", b"acme", b"other", b"other", b"default", b"acme":
         assert send(site.where, b"POST /votes HTTP/1.1\r\n" + field % name + b"\r\nabc")[0] == 200
     items = site.items()
-    assert [sender(item) for item in items] == ["acme"] * 3 + ["other"] * 2 + ["default", "acme"]
+    assert [sender_of(item) for item in items] == ["acme"] * 3 + ["other"] * 2 + ["default", "acme"]
     assert all(item.endswith(b"\r\n\r\nabc") for item in items)
     if site.name == "fastlane":
         assert {*items} == {sender_head(name) + b"abc" for name in ("acme", "other", "default")}
@@ -134,7 +134,7 @@ def test_a_body_of_a_named_key_has_a_head_that_says_who_sent_it_and_no_more_unle
         for _ in range(3):
             assert send(site.where, start + more + field % b"acme" + b"\r\nabc")[0] == 200
             item = site.items("gps")[-1]
-            assert item.startswith(start) and item.endswith(b"\r\n\r\nabc") and sender(item) == "acme"
+            assert item.startswith(start) and item.endswith(b"\r\n\r\nabc") and sender_of(item) == "acme"
 
 
 @pytest.mark.parametrize("field", ["Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id"])
@@ -191,7 +191,7 @@ def test_a_body_whose_compression_only_the_head_tells_is_kept_whole(site: Site) 
         assert post(site.where, "/votes", b"abc", {"Content-Encoding": encoding})[0] == 200
     items = site.items()
     assert [item.startswith(b"POST /votes HTTP/1.1\r\n") for item in items] == [False, True, False, True, True]
-    assert [field(parse(item)) for item in items if item != b"abc"] == ["deflate", "Deflate", "deflate"]
+    assert [field(parse_message(item)) for item in items if item != b"abc"] == ["deflate", "Deflate", "deflate"]
 
 
 def field(message: Any) -> str:
@@ -284,7 +284,7 @@ def test_repeated_slashes_are_one(site: Site, path: str) -> None:
     stream, plain = "votes" if "votes" in path else "metrics", re.sub("/+", "/", path)
     assert post(site.where, f"{path}?precision=s", b"x")[0] in (200, 204)
     (item,) = site.items(stream)
-    message = parse(item)
+    message = parse_message(item)
     assert message and (message.path, message.query, message.body) == (plain, b"precision=s", b"x")
     assert get(site.where, "//healthz")[0] == 200
     is_problem(get(site.where, "//healthzx"), 404)
@@ -296,7 +296,7 @@ def test_a_body_that_looks_like_a_whole_message_is_kept_unchanged(site: Site, fo
     assert post(site.where, "/logs", body)[0] == post(site.where, "/gps", body)[0] == 200
     for path, stream in ("/logs", "logs"), ("/gps", "gps"):
         (item,) = site.items(stream)
-        message = parse(item)
+        message = parse_message(item)
         assert (message.body if message else item) == body
         assert message is None or (message.path, message.field("X-Limit-U")) == (path, "")
     lines = [log.message for log in STREAMS["logs"].decode(site.items("logs")[0], Limits()) if isinstance(log, Log)]

@@ -25,8 +25,8 @@ def work(odd: Odd, _: pytest.MonkeyPatch) -> None:
 
 
 def renew(odd: Odd, _: pytest.MonkeyPatch) -> None:
-    claims = [SimpleNamespace(claim="a claim", stream=STREAMS["votes"], error="")]
-    made(worker.Worker, outlet=SimpleNamespace(renew=odd), states=claims, stopping=False).renew()
+    states = [SimpleNamespace(held=lambda: ["a claim"], stream=STREAMS["votes"], error="")]
+    made(worker.Worker, outlet=SimpleNamespace(renew=odd), states=states, stopping=False).renew()
 
 
 def show_output(odd: Odd, _: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from sluice import settings
 from sluice.spool.contract import Keys
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.registry import open_store
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
@@ -25,7 +25,7 @@ from support.operator_verbs import sluice, status
 
 pytestmark = pytest.mark.contract
 
-LIMITS = registry.limits(settings.load({}))
+LIMITS = registry.body_limits(settings.load_settings({}))
 KEYS = Keys.of("items")
 # CPU_SECONDS: enough for what a worker does here, and short for a test
 BURST = """
@@ -180,7 +180,7 @@ def test_a_transaction_ends_between_two_bodies_and_the_other_streams_have_their_
     tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each transaction takes longer than it may: so it has one body, and the vote is stored after one of them."""
-    monkeypatch.setattr(bounds, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(transaction_limits, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(program, "SLOW_SECONDS", 0.0)  # every step is a slow one
     stored: list[str] = []
     with redis_server(tmp, appendfsync="no") as server:

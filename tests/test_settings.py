@@ -26,13 +26,13 @@ def test_the_table_shows_the_defaults() -> None:
     table = {name: default.strip("`").replace("$INGEST_HOME", home) for name, default in rows}
     assert list(table) == settings.variables() or not has(*ALL)
     table = {name: table[name] for name in settings.variables()}
-    assert settings.load(table | {"INGEST_HOME": home}) == settings.load({"INGEST_HOME": home})
+    assert settings.load_settings(table | {"INGEST_HOME": home}) == settings.load_settings({"INGEST_HOME": home})
 
 
 def test_gateways_follow_the_cores() -> None:
     assert [parsers.gateways_of(cores) for cores in (1, 2, 4, 7, 8, 64)] == [1, 1, 1, 1, 2, 16]
-    assert settings.load({}).gateways == parsers.gateways_of(len(os.sched_getaffinity(0)))
-    assert settings.load({"INGEST_GATEWAYS": "3"}).gateways == 3
+    assert settings.load_settings({}).gateways == parsers.gateways_of(len(os.sched_getaffinity(0)))
+    assert settings.load_settings({"INGEST_GATEWAYS": "3"}).gateways == 3
 
 
 @check_each_row("name", settings.variables())
@@ -43,7 +43,7 @@ def test_every_setting_says_who_changes_it_and_when(name: str) -> None:
 
 def test_the_default_home_is_var_in_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert settings.load({}).home == ROOT / "var"
+    assert settings.load_settings({}).home == ROOT / "var"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_default_home_of_a_package_is_the_users_data_folder(
     monkeypatch.setattr(places, "CHECKOUT", False)
     monkeypatch.setenv("HOME", "/ann")
     monkeypatch.setenv("XDG_DATA_HOME", data)
-    assert settings.load({}).home == Path(home)
+    assert settings.load_settings({}).home == Path(home)
 
 
 def test_the_version_is_that_of_the_changelog() -> None:
@@ -79,13 +79,13 @@ AWS_REGION="us east"
 def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(FILE)
     home = {"INGEST_HOME": str(tmp_path)}
-    s = settings.load(home, file=True)
+    s = settings.load_settings(home, file=True)
     assert (s.port, s.allow, s.store) == (81, ("10.0.0.0/8", "::1"), "postgresql:///x?a='b'&c=d e")
     assert s.given["INGEST_API_KEYS"] == f"{tmp_path}/keys#1"  # relative to the file
     assert "AWS_REGION" not in s.given
     assert settings.of_file(tmp_path)["AWS_REGION"] == "us east"
-    assert settings.load(home | {"INGEST_PORT": "82"}, file=True).port == 82
-    assert settings.load(home).port == 8080  # the programs of a start, which has given them what it read
+    assert settings.load_settings(home | {"INGEST_PORT": "82"}, file=True).port == 82
+    assert settings.load_settings(home).port == 8080  # the programs of a start, which has given them what it read
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp
 def test_a_line_of_the_file_that_sets_nothing_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(f"INGEST_LOG=json\n{line}\n")
     with pytest.raises(settings.SettingError) as caught:
-        settings.load({"INGEST_HOME": str(tmp_path)}, file=True)
+        settings.load_settings({"INGEST_HOME": str(tmp_path)}, file=True)
     assert str(caught.value) == f"{tmp_path}/settings: line 2 is not of the form NAME=value."
 
 
@@ -105,11 +105,11 @@ def test_a_line_of_the_file_that_sets_nothing_is_an_error_that_names_it(line: st
 def test_an_error_in_the_file_names_the_file(line: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(line)
     with pytest.raises(settings.SettingError, match=f"^{re.escape(str(tmp_path))}/settings: {words}"):
-        settings.load({"INGEST_HOME": str(tmp_path)}, file=True)
+        settings.load_settings({"INGEST_HOME": str(tmp_path)}, file=True)
 
 
 def test_an_empty_setting_is_the_default() -> None:
-    assert settings.load({"INGEST_PORT": "", "INGEST_MAX_BODY": " "}) == settings.load({})
+    assert settings.load_settings({"INGEST_PORT": "", "INGEST_MAX_BODY": " "}) == settings.load_settings({})
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_an_empty_setting_is_the_default() -> None:
     ],
 )
 def test_sizes_may_have_a_unit(text: str, size: int) -> None:
-    assert parsers.size(1)(text) == size
+    assert parsers.size_parser(1)(text) == size
 
 
 def test_a_size_that_is_refused_is_answered_with_sizes_that_are_taken() -> None:
     for name, expected in {"INGEST_MAX_BODY": "from 1 to 500m", "INGEST_MAX_MEMORY": "from 8m to 1024g"}.items():
         with pytest.raises(settings.SettingError, match=f"expected a size {expected}, such as 64m"):
-            settings.load({name: "0"})
+            settings.load_settings({name: "0"})
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_a_size_that_is_refused_is_answered_with_sizes_that_are_taken() -> None:
     ],
 )
 def test_a_body_that_the_list_could_never_take_is_no_permitted_size(more: dict[str, str]) -> None:
-    settings.load({"INGEST_MAX_BODY": "50m"} | more)
+    settings.load_settings({"INGEST_MAX_BODY": "50m"} | more)
     with pytest.raises(settings.SettingError, match="INGEST_MAX_BODY is too large"):
-        settings.load({"INGEST_MAX_BODY": "70m"} | more)
+        settings.load_settings({"INGEST_MAX_BODY": "70m"} | more)
 
 
 WRONG = [
@@ -261,10 +261,10 @@ ODD = [
 def test_any_text_is_a_value_or_one_line_that_names_the_setting(name: str, tmp_path: Path) -> None:
     for value in ODD:
         try:
-            s = settings.load({"INGEST_HOME": str(tmp_path / "home"), name: value})
+            s = settings.load_settings({"INGEST_HOME": str(tmp_path / "home"), name: value})
             up.check_paths(s)
             up.check_modules(s)
-            configure.secrets(s)
+            configure.nginx_secrets(s)
             configure.nginx_configuration(s)
             configure.supervisor_configuration(s)
         except settings.SettingError as error:
@@ -278,29 +278,29 @@ def test_any_text_is_a_value_or_one_line_that_names_the_setting(name: str, tmp_p
                     ("json,debug", (True, True)), ("debug, text", (False, True))],
 )  # fmt: skip
 def test_the_log_has_a_format_and_may_show_debugging_messages(text: str, style: tuple[bool, bool]) -> None:
-    assert settings.load({"INGEST_LOG": text}).log == style
+    assert settings.load_settings({"INGEST_LOG": text}).log == style
 
 
 def test_relative_paths_count_from_the_operators_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PWD", "/there")
-    loaded = settings.load({"INGEST_STORE": "sqlite:///x.db", "INGEST_SPOOL": "../r.sock"})
+    loaded = settings.load_settings({"INGEST_STORE": "sqlite:///x.db", "INGEST_SPOOL": "../r.sock"})
     assert (loaded.store, loaded.spool) == ("sqlite:////there/x.db", "/r.sock")
     assert loaded.home == ROOT / "var"
-    assert settings.load({"INGEST_HOME": "data"}).home == Path("/there/data")
+    assert settings.load_settings({"INGEST_HOME": "data"}).home == Path("/there/data")
 
 
 def test_an_unnamed_cell_has_a_name_of_its_own_in_each_home() -> None:
-    one, again, other = (settings.load({"INGEST_HOME": home}).cell for home in ("/a", "/a", "/b"))
+    one, again, other = (settings.load_settings({"INGEST_HOME": home}).cell for home in ("/a", "/a", "/b"))
     assert one == again != other
-    assert settings.load({"INGEST_CELL": one}).cell == one  # it is a valid name
-    assert settings.load({"INGEST_CELL": "c2"}).cell == "c2"
+    assert settings.load_settings({"INGEST_CELL": one}).cell == one  # it is a valid name
+    assert settings.load_settings({"INGEST_CELL": "c2"}).cell == "c2"
 
 
 def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
-    found = settings.load({"INGEST_KEEP": "30d, gps=12h votes=90s,dead=10m"}).keep
+    found = settings.load_settings({"INGEST_KEEP": "30d, gps=12h votes=90s,dead=10m"}).keep
     assert [found.of(name) for name in ("logs", "gps", "votes", "dead")] == [30 * 86_400, 12 * 3600, 90, 600]
-    assert settings.load({"INGEST_KEEP": "30d"}).keep.of("dead") is None
-    assert settings.load({}).keep == FOREVER
+    assert settings.load_settings({"INGEST_KEEP": "30d"}).keep.of("dead") is None
+    assert settings.load_settings({}).keep == FOREVER
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
     ],
 )
 def test_redis_may_be_elsewhere(url: str) -> None:
-    found = settings.load({"INGEST_SPOOL": url})
+    found = settings.load_settings({"INGEST_SPOOL": url})
     assert (found.spool, found.has_own_redis) == (url, False)
     assert ":p" not in settings.without_password(url)
 
@@ -322,7 +322,7 @@ def test_redis_may_be_elsewhere(url: str) -> None:
 @pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_SPOOL"])
 def test_a_path_too_long_for_a_socket_is_invalid(name: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{name} is too long.*107 bytes"):
-        settings.load({name: "/" + "x" * 107})
+        settings.load_settings({name: "/" + "x" * 107})
 
 
 @pytest.mark.contract
@@ -337,7 +337,7 @@ def test_a_program_exits_with_status_2_and_one_line(tmp_path: Path) -> None:
 
 def test_a_users_module_is_imported_by_the_path_of_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("ROUTES = {'/x': 1}")
-    assert extension.dictionary("INGEST_ROUTES", str(tmp_path / "mine.py"), "ROUTES") == {"/x": 1}
+    assert extension.load_dictionary("INGEST_ROUTES", str(tmp_path / "mine.py"), "ROUTES") == {"/x": 1}
 
 
 def test_an_edit_of_the_same_size_at_the_same_time_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,20 +346,20 @@ def test_an_edit_of_the_same_size_at_the_same_time_is_seen(tmp_path: Path, monke
     for cap in (5, 7):
         file.write_text(f"ROUTES = {{'/x': {cap}}}")
         os.utime(file, (1, 1))
-        assert extension.dictionary("INGEST_ROUTES", str(file), "ROUTES") == {"/x": cap}
+        assert extension.load_dictionary("INGEST_ROUTES", str(file), "ROUTES") == {"/x": cap}
 
 
 def test_a_users_module_is_imported_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sluice_named.py").write_text("ROUTES = {'/x': 1}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert extension.dictionary("INGEST_ROUTES", "sluice_named", "ROUTES") == {"/x": 1}
+    assert extension.load_dictionary("INGEST_ROUTES", "sluice_named", "ROUTES") == {"/x": 1}
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('half done')", "import nowhere", "def"])
 def test_a_users_module_that_cannot_be_imported_is_an_invalid_setting(text: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(text)
     with pytest.raises(settings.SettingError, match="INGEST_ROUTES=.*broken.py.* cannot be imported"):
-        extension.dictionary("INGEST_ROUTES", str(tmp_path / "broken.py"), "ROUTES")
+        extension.load_dictionary("INGEST_ROUTES", str(tmp_path / "broken.py"), "ROUTES")
 
 
 @pytest.mark.parametrize(

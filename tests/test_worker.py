@@ -52,10 +52,10 @@ from sluice.spool.contract import CELL, LAYOUT, LAYOUT_KEY, LEASE_SECONDS
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
-from sluice.store import bookkeeping, bounds, expiry
+from sluice.store import bookkeeping, expiry, transaction_limits
 from sluice.store.decoding import Group, decode_claim
 from sluice.store.registry import open_store
-from sluice.store.store import Elsewhere, Store
+from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Body, NewerTables, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS, load_streams
@@ -68,7 +68,7 @@ from support.store_contract import NOON
 pytestmark = pytest.mark.contract
 
 poll = harness.poll
-LIMITS = registry.limits(settings.load({}))
+LIMITS = registry.body_limits(settings.load_settings({}))
 COMMAND = [sys.executable, str(ROOT / "worker.py")]
 
 
@@ -487,7 +487,7 @@ def test_the_prefetched_claim_is_kept_while_the_one_before_it_is_stored(
 
     class Store:
         db = None
-        elsewhere = Elsewhere()
+        row_destinations = RowDestinations()
 
         def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             if claim.count == MAX_BODIES:
@@ -554,7 +554,7 @@ def test_a_worker_that_stops_stores_the_claim_that_it_has_prefetched(redis: Serv
 
     class Store:
         db = None
-        elsewhere = Elsewhere()
+        row_destinations = RowDestinations()
 
         def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             stored.append(len(bodies))
@@ -620,7 +620,7 @@ def test_a_body_is_buried_while_a_worker_decodes_it(redis: Server, tmp: Path) ->
 
 
 def test_a_claim_of_large_bodies_is_stored_in_groups(redis: Server, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "HELD_BYTES", 3 * 10 * bounds.RECORD_BYTES)
+    monkeypatch.setattr(transaction_limits, "HELD_BYTES", 3 * 10 * transaction_limits.RECORD_BYTES)
     url = f"sqlite:///{tmp}/ingest.db"
     ours = program.Worker(Outlet(str(redis.socket)), url, {"votes": STREAMS["votes"]}, LIMITS)
     raw(redis).rpush("ingest:{votes}", *(b"\n".join(map(vote, range(10))) for _ in range(7)))
@@ -664,10 +664,12 @@ def test_a_worker_folds_batches_and_deletes_rows_by_age(tmp: Path, redis: Server
 
 
 def test_old_rows_are_looked_for_once_in_a_fiftieth_of_their_age_but_at_least_once_an_hour() -> None:
-    s = settings.load({"INGEST_KEEP": "gps=100s,votes=365d"})
+    s = settings.load_settings({"INGEST_KEEP": "gps=100s,votes=365d"})
     pauses = {
         chore.name: chore.pause
-        for chore in program.chores({name: STREAMS[name] for name in ("gps", "votes", "logs")}, s.keep, Elsewhere())
+        for chore in program.worker_chores(
+            {name: STREAMS[name] for name in ("gps", "votes", "logs")}, s.keep, RowDestinations()
+        )
     }
     rows = "deleting old rows of {}".format
     others = {
@@ -880,7 +882,7 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
 
     class Store:
         db = None
-        elsewhere = Elsewhere()
+        row_destinations = RowDestinations()
 
         def transaction(self, read: bool) -> contextlib.AbstractContextManager[None]:
             return contextlib.nullcontext()
@@ -947,7 +949,7 @@ def test_without_redis_the_worker_waits_longer_and_longer_and_each_time_from_the
                 ours.stopping = True
 
     ours = program.Worker(Outlet(str(tmp / "run/redis.sock")), "", STREAMS, LIMITS)
-    ours.store = SimpleNamespace(db=None, elsewhere=Elsewhere())  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None, row_destinations=RowDestinations())  # type: ignore[assignment]
     ours.wake = Wake()  # type: ignore[assignment]
     with redis:
         ours.run()
@@ -970,7 +972,7 @@ def test_an_idle_worker_only_looks_whether_there_is_work(redis: Server) -> None:
     push(redis, "a")
     assert Outlet(str(redis.socket)).claim("votes")  # another worker has it
     ours = program.Worker(Looker(str(redis.socket)), "", STREAMS, LIMITS)
-    ours.store = SimpleNamespace(db=None, elsewhere=Elsewhere())  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None, row_destinations=RowDestinations())  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=lambda timeout: turns.append("wait"))  # type: ignore[assignment]
     ours.run()
     # it may claim what another worker has as soon as that one's lease has ended
@@ -987,7 +989,7 @@ def test_the_worker_waits_between_looks_while_a_claim_cannot_be_stored(redis: Se
 
     class Store:
         db = None
-        elsewhere = Elsewhere()
+        row_destinations = RowDestinations()
 
         def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
             turns.append("persist")
@@ -1263,7 +1265,7 @@ class Machine:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.clock = self.up = 0.0
-        self.boots, now, up = 1, time.time, times.uptime
+        self.boots, now, up = 1, time.time, times.uptime_seconds
         patch.setattr(time, "time", lambda: now() + self.clock)
         for module in times, bookkeeping:
             patch.setattr(module, "uptime", lambda: up() + self.up)
@@ -1283,7 +1285,7 @@ def test_bursts_alone_delete_by_age_and_suspect_no_clock(
     """Each worker lives for a moment, and the machine may be off for most of the day."""
     machine = Machine(monkeypatch)
     env = {"INGEST_UNIQUE": "10m", "INGEST_KEEP": "votes=10m,gps=10m,dead=10m"}
-    config = settings.load(environment(tmp, env))
+    config = settings.load_settings(environment(tmp, env))
     streams = load_streams(config)
 
     def left() -> list[int]:

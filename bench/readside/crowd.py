@@ -77,9 +77,9 @@ def values(site: Site, devices: int, port: int) -> dict[str, dict[str, list[byte
     pipe = site.client.pipeline(transaction=False)
     names = [device(n) for n in range(devices)]
     for path in "/gps/latest", "/gps/trail":
-        generation = (site.client.get(contract.state(path)) or b"").decode()
+        generation = (site.client.get(contract.state_key(path)) or b"").decode()
         for name in names:
-            pipe.get(contract.prefix(path, generation) + name)
+            pipe.get(contract.generation_prefix(path, generation) + name)
     found = pipe.execute()
     polls = [f"poll-{n:02}" for n in range(POLLS)]
     return {

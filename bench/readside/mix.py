@@ -68,8 +68,8 @@ def within(slots: rig.Slots, milliseconds: float, failures: int) -> float:
 
 def audit(site: Site, view: Feed) -> tuple[int, int, int, float]:
     """Keys, items of the largest set, items that are there twice, and mean bytes of a full key."""
-    state = (site.client.get(contract.state(PATH)) or b"").decode()
-    prefix = contract.prefix(PATH, state)
+    state = (site.client.get(contract.state_key(PATH)) or b"").decode()
+    prefix = contract.generation_prefix(PATH, state)
     keys = largest = doubled = 0
     sizes: list[int] = []
     for name in site.client.scan_iter(prefix + "*", count=1000):

@@ -37,9 +37,9 @@ class Site:
         own = {"INGEST_STORE": f"sqlite:///{self.home}/ingest.db", "INGEST_READ_ALLOW": "127.0.0.0/8"}
         env = own | {"INGEST_VIEWS_MEMORY": "8g"} | UNBOUNDED | env
         self.env = stand.environment(self.home, **env)
-        self.settings = settings.load(self.env)
-        self.declared = views.load(self.settings)
-        configure.write(self.settings)
+        self.settings = settings.load_settings(self.env)
+        self.declared = views.load_views(self.settings)
+        configure.write_configuration(self.settings)
         self.client: Any = redis.Redis(unix_socket_path=str(self.home / SCRATCH_SOCKET), socket_timeout=60)
 
     def python(self, name: str, command: Sequence[object], **env: object) -> harness.Server:
@@ -82,8 +82,8 @@ class Site:
         times = [time.time()]
         for path, view in self.declared.items():
             if not isinstance(view, views.Tally):
-                state = (self.client.get(contract.state(path)) or b"").decode()
-                times.append(int(self.client.hget(contract.info(path, state), "synced") or 0) / 1000)
+                state = (self.client.get(contract.state_key(path)) or b"").decode()
+                times.append(int(self.client.hget(contract.info_key(path, state), "synced") or 0) / 1000)
         return min(times)
 
     def caught_up(self) -> float:

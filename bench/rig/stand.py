@@ -268,7 +268,7 @@ class Stand:
     ) -> Candidate:
         """A module of bench/wsgi under gunicorn, with bench/wsgi/gunicorn_conf.py, behind nginx."""
         home = self.home()
-        sockets = harness.settings.load({"INGEST_HOME": str(home)}).gateway_sockets
+        sockets = harness.settings.load_settings({"INGEST_HOME": str(home)}).gateway_sockets
         command: list[object] = [THEIRS[runtime], "-m", "gunicorn", "-c", "python:wsgi.gunicorn_conf"]
         command += ["-k", worker_class, "-w", workers, *(["--threads", threads] if threads > 1 else [])]
         command += [part for path in sockets for part in ("-b", f"unix:{path}")]
@@ -289,7 +289,7 @@ class Stand:
     def noop(self, name: str = "no-op", body: str = '{"message":"OK"}', read: str = "") -> Candidate:
         """The ceiling of any server behind nginx: a C program that sends the response of Sluice and stores nothing."""
         home = self.home()
-        sockets = harness.settings.load({"INGEST_HOME": str(home)}).gateway_sockets
+        sockets = harness.settings.load_settings({"INGEST_HOME": str(home)}).gateway_sockets
         server = self.run(home, [self.compiled("noop"), body, *sockets], os.environ, sockets[-1], "noop")
         return self.front(name, home, {"gateway": server}, read=read, runtime="C", worker="epoll", processes=1)
 

@@ -294,9 +294,9 @@ def renew_views(site: Site) -> None:
     if not site.views:
         return
     from sluice.contrib.views import Tally
-    from sluice.contrib.views.contract import kept
+    from sluice.contrib.views.contract import kept_key
 
-    tallies = [kept(path, view, "*") for path, view in site.views.items() if isinstance(view, Tally)]
+    tallies = [kept_key(path, view, "*") for path, view in site.views.items() if isinstance(view, Tally)]
 
     def forget() -> bool:
         for pattern in tallies:

@@ -113,7 +113,7 @@ def replica(scene: Scene) -> str:
     with contextlib.ExitStack() as stack:
         stack.callback(give_up)
         process = stack.enter_context(harness.running(command, site.home / "log/replica.log", site.environ))
-        follower = connect.client(str(sock), 30)
+        follower = connect.connect_client(str(sock), 30)
 
         def caught_up() -> bool:
             info = follower.info()

@@ -71,12 +71,12 @@ def replay(scene: Scene) -> str:
 
 @fault("views-lose", "removes an item of a feed: the drill must report it", views=True, proof=True)
 def views_lose(scene: Scene) -> str:
-    from sluice.contrib.views.contract import prefix, state
+    from sluice.contrib.views.contract import generation_prefix, state_key
     from sluice.contrib.views.kinds import feed
 
     client, path = scene.site.views_redis, TRAIL
-    generation: Any = wait(lambda: client.get(state(path)), 60, "a trail")
-    pattern = prefix(path, generation.decode()) + "*"
+    generation: Any = wait(lambda: client.get(state_key(path)), 60, "a trail")
+    pattern = generation_prefix(path, generation.decode()) + "*"
 
     def trail() -> Any:
         for key in client.scan_iter(pattern):
@@ -91,6 +91,6 @@ def views_lose(scene: Scene) -> str:
         key, items = wait(trail, 60, "a trail")
         # a client has seen it, and it does not fall off the end meanwhile
         del items[-1 if len(items) < TRAIL_CAP else len(items) // 2]
-        client.set(key, feed.encode(items))
+        client.set(key, feed.encode_items(items))
     wait(lambda: scene.count("wrong"), 60, "a client notices it")
     return str(key, "utf-8")

@@ -22,7 +22,7 @@ import apsw
 from proving.histories.clock import Process
 from proving.histories.processes import LIST, STREAMS, VIEWS, VIEWS_LIST, key_of
 from proving.histories.wire import Socket
-from sluice.account import account, balance
+from sluice.account import stream_balance, stream_ledger
 from sluice.base.times import microseconds
 from sluice.contrib.views.check import Checker
 from sluice.parsers import FOREVER
@@ -113,8 +113,8 @@ class Checks:
 
     def look(self, store: Any, name: str, inspector: Inspector) -> dict[str, Any]:
         snapshot = inspector.snapshot(name)
-        ledger = account(store, name, snapshot, "cell")
-        figures: dict[str, Any] = {**balance(snapshot, ledger)}
+        ledger = stream_ledger(store, name, snapshot, "cell")
+        figures: dict[str, Any] = {**stream_balance(snapshot, ledger)}
         terms = {term: figures[term] for term in TERMS}
         left = figures["accepted"] - sum(terms.values())
         if min(terms.values()) < 0:

@@ -34,7 +34,7 @@ from sluice.ops import bury
 from sluice.spool import contract, inlet, outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import UNHURRIED_SECONDS
-from sluice.store import bookkeeping, bounds
+from sluice.store import bookkeeping, transaction_limits
 
 # the product's pauses, longer, so that a minute of a history has fewer idle turns
 PAUSES = ((worker_program, "IDLE_SECONDS", 0.7), (follower, "IDLE_SECONDS", 0.8), (worker_program, "FOLD_SECONDS", 3.0),
@@ -105,12 +105,12 @@ class History:
                 stack.enter_context(mock.patch.object(module, name, value))
             stack.enter_context(mock.patch.object(worker_program, "FIRST_BODIES", self.plan.first_bodies))
             stack.enter_context(mock.patch.object(worker_program, "MAX_BODIES", max(4, self.plan.first_bodies)))
-            stack.enter_context(mock.patch.object(bounds, "KEEP_BATCHES", self.plan.keep_batches))
-            stack.enter_context(mock.patch.object(bounds, "FOLD_BATCHES", 2))
-            stack.enter_context(mock.patch.object(product_disk, "spare", lambda *_: 1 << 40))
+            stack.enter_context(mock.patch.object(transaction_limits, "KEEP_BATCHES", self.plan.keep_batches))
+            stack.enter_context(mock.patch.object(transaction_limits, "FOLD_BATCHES", 2))
+            stack.enter_context(mock.patch.object(product_disk, "spare_bytes", lambda *_: 1 << 40))
             signals = SimpleNamespace(setitimer=lambda *_: None, ITIMER_PROF=0)
             stack.enter_context(mock.patch.object(worker_program, "signal", signals))
-            stack.enter_context(mock.patch.object(bury.screen, "complain", self.world.say))
+            stack.enter_context(mock.patch.object(bury.terminal, "complain", self.world.say))
             stack.enter_context(mock.patch.object(follower.daemon, "waited", lambda: 0.0))
             for module in times, bookkeeping:
                 stack.enter_context(mock.patch.object(module, "uptime", self.world.monotonic))

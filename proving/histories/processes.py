@@ -13,16 +13,16 @@ import worker as worker_program
 from proving.histories.clock import Process, World
 from proving.histories.server import Server
 from proving.histories.wire import Net
-from sluice.account import Publisher, shared
+from sluice.account import Publisher, shared_settings
 from sluice.base.counters import SECONDS
 from sluice.base.override import override
-from sluice.contrib.destinations.destination import Carried, Rejected, Rows, Unwritable, alone
+from sluice.contrib.destinations.destination import Carried, Rejected, Rows, Unwritable, single_body
 from sluice.contrib.destinations.outbox import Outbox
 from sluice.contrib.views.follower import Follower
 from sluice.contrib.views.kinds.feed import feed
 from sluice.contrib.views.kinds.latest import latest
 from sluice.contrib.views.kinds.view import View
-from sluice.dead_letters import Letters
+from sluice.dead_letters import DeadLetters
 from sluice.ops import bury, discard, replay
 from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
@@ -140,12 +140,12 @@ class Cast:
 
     def run_worker(self, process: Process, life: Life) -> None:
         streams, keep = self.streams(process, life), self.keep(life)
-        elsewhere = Outbox({name: To(self, name, streams[name]) for name in sorted(life.far)})
+        row_destinations = Outbox({name: To(self, name, streams[name]) for name in sorted(life.far)})
         inspector = Inspector(LIST)
-        known = partial(shared, streams, keep, elsewhere)
+        known = partial(shared_settings, streams, keep, row_destinations)
         publisher = Publisher(inspector, streams, "cell", False, 0, known)
         outlet = Outlet(LIST)
-        program = worker_program.Worker(outlet, self.url, streams, LIMITS, publisher, keep, elsewhere)
+        program = worker_program.Worker(outlet, self.url, streams, LIMITS, publisher, keep, row_destinations)
         self.programs[process.name] = program
         program.run()
 
@@ -207,8 +207,8 @@ class Cast:
     def store(self, life: Life) -> Store[Any]:
         """The store as an operator opens it."""
         streams = self.streams(None, life)
-        elsewhere = Outbox({name: To(self, name, streams[name]) for name in sorted(life.far)})
-        return open_store(self.url, streams, make=False, keep=self.keep(life), elsewhere=elsewhere)
+        row_destinations = Outbox({name: To(self, name, streams[name]) for name in sorted(life.far)})
+        return open_store(self.url, streams, make=False, keep=self.keep(life), row_destinations=row_destinations)
 
     # --- verbs
 
@@ -226,7 +226,7 @@ class Cast:
         inspector, store, buried = Inspector(LIST, 3.0), self.store(self.life), 0
         for claim, received, item in inspector.claimed(name):
             body = Body(claim.first, received, item, (), (Reject(item, bury.REASON, True),))
-            buried += bury.persist(store, claim, body, self.world.monotonic() + 20.0).letters
+            buried += bury.persist_dead(store, claim, body, self.world.monotonic() + 20.0).letters
         store.close()
         self.world.say(f"bury {name}: {buried}")
 
@@ -234,7 +234,7 @@ class Cast:
         life, store = self.life, self.store(self.life)
         streams, stored = self.streams(None, life), 0
         decode = partial(replay.decode_letter, streams, LIMITS)
-        for some in Letters(store).oldest_first(streams, 3):
+        for some in DeadLetters(store).oldest_first(streams, 3):
             while some:
                 done = store.replay(some, decode, False, LIMITS)
                 some, stored = some[done.seen :], stored + done.stored
@@ -243,7 +243,7 @@ class Cast:
 
     def discard(self) -> None:
         store, gone = self.store(self.life), 0
-        for part in Letters(store, discard.ANSWERED).oldest_first(STREAMS, 3):
+        for part in DeadLetters(store, discard.ANSWERED).oldest_first(STREAMS, 3):
             gone += store.delete_letters([letter.id for letter in part]) or 0
         store.close()
         self.world.say(f"discard: {gone}")
@@ -326,7 +326,7 @@ class To(Carried[list[list[Any]]]):
     @override
     def parts(self, carried: bytes) -> Iterator[FarRow]:
         for batch, seq, received, values in json.loads(carried):
-            yield batch, seq, received, alone(self.stream, {**values})
+            yield batch, seq, received, single_body(self.stream, {**values})
 
 
 def key_of(item: bytes) -> tuple[str, int] | None:

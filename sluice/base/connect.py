@@ -26,12 +26,12 @@ VANISHED_MS = 400  # until data that another machine's kernel has not confirmed 
 
 
 def connection(address: str, timeout: float, **options: Any) -> Any:
-    kind, arguments = parse(address, timeout)
+    kind, arguments = parse_address(address, timeout)
     return kind(**arguments, **options)
 
 
-def client(address: str, timeout: float, **options: Any) -> redis.Redis:
-    kind, arguments = parse(address, timeout)
+def connect_client(address: str, timeout: float, **options: Any) -> redis.Redis:
+    kind, arguments = parse_address(address, timeout)
     return redis.Redis.from_pool(redis.ConnectionPool(kind, **arguments, **options))
 
 
@@ -45,7 +45,7 @@ def exchange(link: Any, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         raise
 
 
-def parse(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
+def parse_address(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     """The class of the connections to an address, and its arguments. sluice/settings.py has checked the address."""
     common = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
     if "://" not in address:
@@ -57,7 +57,7 @@ def parse(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     common["socket_connect_timeout"] = min(timeout, CONNECT_SECONDS)
     kind = TlsConnection if url.scheme.startswith("rediss") else TcpConnection
     if known := registry.of_url("spools", address):  # one that names the Redis to connect to
-        return kind, common | {"followed": registry.load(known.follow)(address)}
+        return kind, common | {"followed": registry.load_target(known.follow)(address)}
     host, _, port = hosts.rpartition(":")
     return kind, common | {"host": host.strip("[]"), "port": int(port)}
 

@@ -110,7 +110,7 @@ def give_way() -> None:
             AUTOGROUP.write_text(str(NICENESS))
 
 
-def waited() -> float:
+def waited_seconds() -> float:
     """Seconds for which this thread could have run, but had no processor; 0 if the kernel does not count them."""
     try:
         return int(SCHEDSTAT.read_text().split()[1]) / 1e9
@@ -118,7 +118,7 @@ def waited() -> float:
         return 0.0
 
 
-def notify(state: str) -> None:
+def notify_systemd(state: str) -> None:
     """Send a state such as READY=1 to systemd (sd_notify(3)), if it started this process."""
     if address := os.environ.get("NOTIFY_SOCKET", ""):
         # a lost notification must not stop the program
@@ -139,4 +139,4 @@ class Watchdog:
         now = time.monotonic()
         if now >= self.due:
             self.due = now + self.every
-            notify("WATCHDOG=1")
+            notify_systemd("WATCHDOG=1")

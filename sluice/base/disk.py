@@ -15,7 +15,7 @@ ESCAPED = re.compile(rb"\\([0-7]{3})")  # a space in a path there, a tab, a newl
 RESERVE = 64 << 20  # bytes; of a small disk an eighth
 
 
-def spare(place: str | os.PathLike[str], part: int = 1) -> int:
+def spare_bytes(place: str | os.PathLike[str], part: int = 1) -> int:
     """The free bytes of the file system of this directory beyond the reserve; negative if there are fewer.
 
     part: of the reserve; 2: half of it.

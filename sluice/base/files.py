@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 
-def replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a file for this user only, in the place of another one: whoever reads it finds one of them whole.
 
     No link is followed: root may be who writes.
@@ -23,7 +23,7 @@ def replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def read(path: Path) -> str:
+def read_file(path: Path) -> str:
     """The text of a file that is no link, pipe or the like. Raises: OSError, also for one that is."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(file, encoding="utf-8", errors="surrogateescape") as opened:

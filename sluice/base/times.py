@@ -16,24 +16,24 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @lru_cache(maxsize=4096)
-def second(seconds: int) -> str:
+def iso_second(seconds: int) -> str:
     """A second since 1970 as ISO 8601, UTC, without an offset."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 @lru_cache(maxsize=4096)
-def instant(microseconds: int) -> str:
+def iso_instant(microseconds: int) -> str:
     """Microseconds since 1970 as ISO 8601 in UTC with milliseconds."""
-    return f"{second(microseconds // 1_000_000)}.{microseconds // 1000 % 1000:03d}Z"
+    return f"{iso_second(microseconds // 1_000_000)}.{microseconds // 1000 % 1000:03d}Z"
 
 
-def uptime() -> float:
+def uptime_seconds() -> float:
     """Seconds since this machine was booted, also those in which it slept; no clock that is set changes them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @cache
-def boot() -> str:
+def boot_id() -> str:
     """What no other boot of any machine has; "" if the system does not say it."""
     with contextlib.suppress(OSError):
         return BOOT.read_text().strip()
@@ -41,5 +41,5 @@ def boot() -> str:
 
 
 def microseconds(text: str) -> int:
-    """The inverse of `instant`."""
+    """The inverse of `iso_instant`."""
     return int(datetime.fromisoformat(text).timestamp() * 1000 + 0.5) * 1000

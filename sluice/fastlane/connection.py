@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any, NamedTuple
 
-from sluice.fastlane.grammar import Heads, remote
+from sluice.fastlane.grammar import Heads, remote_address
 
 READ_BYTES = 65536  # that one recv asks for
 
@@ -30,7 +30,7 @@ class Connection:
         self.sock = sock
         self.fd = sock.fileno()
         self.peer = peer
-        self.remote = remote(peer)
+        self.remote = remote_address(peer)
         self.listener = listener
         self.heads = listener.heads
         self.state = IDLE

@@ -100,7 +100,7 @@ class Grammar:
             end = head.find(b" " if is_get else b"\r", at)
             without = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
             if (parsed := heads.get(without)) and self.replace(parsed[0], head, head[at:end], is_get):
-                return remember(heads, head, parsed) if is_get else parsed
+                return remember_head(heads, head, parsed) if is_get else parsed
         lines = head.split(b"\r\n")
         # nothing else than lines of printable characters
         if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
@@ -114,7 +114,7 @@ class Grammar:
             self.learn(lines)
             shape, values = self.shape(lines)
             if len(shape) <= MAX_CACHED_BYTES:
-                keep(heads, shape, parsed)
+                keep_head(heads, shape, parsed)
         environ, length, keep_alive = parsed
         environ.update(values)
         environ["fastlane.head"] = head
@@ -122,8 +122,8 @@ class Grammar:
             length = int(values["CONTENT_LENGTH"])
             parsed = environ, length, keep_alive
         if without:
-            remember(heads, without, parsed)
-        return remember(heads, head, parsed) if is_get or not without else parsed  # a key comes once
+            remember_head(heads, without, parsed)
+        return remember_head(heads, head, parsed) if is_get or not without else parsed  # a key comes once
 
     def replace(self, environ: dict[str, Any], head: bytes, value: bytes, is_get: bool) -> bool:
         """Set the query of a GET, or the Idempotency-Key of a POST, in the environ of a head that differs in nothing
@@ -239,28 +239,28 @@ class Grammar:
             return None
         if b"HOST" not in seen:
             return None
-        name, port = served(server, host, scheme)
+        name, port = served_at(server, host, scheme)
         environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
         environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ
         return environ, -1 if length is None else int(length), keep_alive
 
 
-def remember(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
+def remember_head(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
     """Keep a head that comes for the second time, with an environ of its own. Returns: parsed."""
     if len(key) <= MAX_CACHED_BYTES:
         environ, length, keep_alive = parsed
-        keep(heads, key, (environ.copy(), length, keep_alive) if key in heads else None)
+        keep_head(heads, key, (environ.copy(), length, keep_alive) if key in heads else None)
     return parsed
 
 
-def keep(heads: Heads, key: bytes, parsed: ParsedHead | None) -> None:
+def keep_head(heads: Heads, key: bytes, parsed: ParsedHead | None) -> None:
     """Put a head or a shape into the cache."""
     if len(heads) >= CACHED_HEADS:
         heads.clear()
     heads[key] = parsed
 
 
-def served(server: Any, host: str, scheme: str) -> tuple[str, str]:
+def served_at(server: Any, host: str, scheme: str) -> tuple[str, str]:
     """SERVER_NAME and SERVER_PORT as gunicorn sets them: on a Unix socket they come from the Host field."""
     if not isinstance(server, str):
         return server[0], str(server[1])
@@ -270,7 +270,7 @@ def served(server: Any, host: str, scheme: str) -> tuple[str, str]:
     return name, port[0] if port else {"http": "80", "https": "443"}[scheme]
 
 
-def remote(peer: Any) -> dict[str, str] | None:
+def remote_address(peer: Any) -> dict[str, str] | None:
     """The environ entries for a client's address from accept(); None: it has none, as on most Unix sockets."""
     if isinstance(peer, tuple):
         return {"REMOTE_ADDR": peer[0], "REMOTE_PORT": str(peer[1])}

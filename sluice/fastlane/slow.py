@@ -46,7 +46,7 @@ class SlowLane(GeventWorker):
         Returns the bytes that were read after the request; the connection has a new descriptor.
         """
         sock = gsocket.socket(fileno=conn.sock.detach())
-        client = Unread(sock, encoded(b"".join(conn.pieces)))
+        client = Unread(sock, encode_query(b"".join(conn.pieces)))
         conn.pieces = []
         try:
             self.handle(conn.listener, client, conn.peer)
@@ -123,7 +123,7 @@ class SlowLane(GeventWorker):
                 pass
 
 
-def encoded(begin: bytes) -> bytes:
+def encode_query(begin: bytes) -> bytes:
     """The beginning of a request, with what is no ASCII in its query percent-encoded: clients such as curl send letters
     as they are, and gunicorn refuses them.
     """

@@ -20,7 +20,7 @@ def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
     return reply(status, json.dumps(body).encode(), "application/problem+json", *headers)
 
 
-CODINGS = "gzip", "deflate", *(name for name in registry.declared("codings") if not name.startswith("x-"))
+CODINGS = "gzip", "deflate", *(name for name in registry.declared_entries("codings") if not name.startswith("x-"))
 NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
 POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
@@ -75,7 +75,7 @@ class Rejected(Exception):
     """Raised with the Reply that the client gets."""
 
 
-def closing(given: Reply) -> Reply:
+def closing_reply(given: Reply) -> Reply:
     """The same reply with `Connection: close`, which only nginx can add for its clients.
 
     X-Accel-Redirect sends nginx to a location that repeats status, type and text (@sluice_200 … in nginx/sluice.conf).

@@ -40,7 +40,7 @@ NOT_KEPT = {f"HTTP_{name.upper().replace('-', '_')}" for name in (*CREDENTIALS, 
 MAX_KEPT_HEADS = 1024  # 1 kB each
 # The values of Content-Encoding, and whether a body needs its head: its first bytes do not show its compression
 ENCODINGS = {"identity": False, "gzip": False, "x-gzip": False, "deflate": True}
-ENCODINGS |= {name: not coding.magic for name, coding in registry.declared("codings").items()}
+ENCODINGS |= {name: not coding.magic for name, coding in registry.declared_entries("codings").items()}
 # Some senders, many of them in Java, name the charset here; PHP's say none. No coding has such a name (IANA, "HTTP
 # Content Coding Registry"), so their bodies are as they are
 ENCODINGS |= dict.fromkeys(("utf-8", "utf8", "none"), False)
@@ -98,7 +98,7 @@ def without_slashes(path: str) -> str:
     return re.sub("/+", "/", path) if "//" in path else path
 
 
-def variable(name: str) -> str:
+def environ_name(name: str) -> str:
     """The name in environ of a header field."""
     name = name.upper().replace("-", "_")
     return name if name == "CONTENT_TYPE" else f"HTTP_{name}"
@@ -106,13 +106,14 @@ def variable(name: str) -> str:
 
 # Whose bodies only their head explains: fields of the environ, and the beginnings of their values
 OPENED = [
-    (variable(name), value.lower()) for name, _, value in (key.partition(": ") for key in registry.declared("openers"))
+    (environ_name(name), value.lower())
+    for name, _, value in (key.partition(": ") for key in registry.declared_entries("openers"))
 ]
-NEEDED = {variable(name) for name in KEYED[1:]} | {name for name, value in OPENED if not value}
+NEEDED = {environ_name(name) for name in KEYED[1:]} | {name for name, value in OPENED if not value}
 NEEDED_VALUES = [(name, value) for name, value in OPENED if value]
 
 
-def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
+def read_item(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """The item for the list: the body, or the query string if the body is empty; a message if the endpoint keeps heads,
     if the request has a key or a query string, or if the body looks like a message or is a form with spaces.
 
@@ -134,7 +135,7 @@ def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
             return begin + body
     else:
         if not plain:
-            keep_head = examine(environ, keep_head)
+            keep_head = needs_head(environ, keep_head)
         elif "HTTP_IDEMPOTENCY_KEY" in environ:
             keep_head = is_keyed(environ)
         elif SENDER in environ:
@@ -148,7 +149,11 @@ def read(environ: dict[str, Any], endpoint: Reading) -> bytes:
                 return query.encode("latin-1")
         elif not keep_head and (environ.get("QUERY_STRING") or is_spaced_form(environ, body)):
             keep_head = True
-    return head(environ, endpoint) + body if keep_head or (body.startswith(b"POST /") and START.match(body)) else body
+    return (
+        message_head(environ, endpoint) + body
+        if keep_head or (body.startswith(b"POST /") and START.match(body))
+        else body
+    )
 
 
 def read_body(environ: dict[str, Any], max_body: int) -> bytes:
@@ -182,7 +187,7 @@ def is_spaced_form(environ: dict[str, Any], body: bytes) -> bool:
     )
 
 
-def examine(environ: dict[str, Any], keep_head: bool) -> bool:
+def needs_head(environ: dict[str, Any], keep_head: bool) -> bool:
     """Whether the message is kept: also one that has a key, or a body that only its head explains.
 
     Raises: Rejected if the head is invalid, whatever the body is.
@@ -190,7 +195,7 @@ def examine(environ: dict[str, Any], keep_head: bool) -> bool:
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
     is_encoded = ENCODINGS.get(encoding, False)
     if encoding and encoding not in ENCODINGS:
-        codings = listed(encoding)
+        codings = listed_codings(encoding)
         if len(codings) > MAX_CODINGS or not ENCODINGS.keys() >= {*codings}:
             raise Rejected(UNSUPPORTED)
         is_encoded = any(ENCODINGS[coding] for coding in codings)
@@ -214,21 +219,21 @@ def is_keyed(environ: dict[str, Any]) -> bool:
     return True
 
 
-def listed(encoding: str) -> list[str]:
+def listed_codings(encoding: str) -> list[str]:
     """The codings that a Content-Encoding lists, in the order in which they were applied (RFC 9110, 8.4)."""
     return [coding.strip() for coding in encoding.split(",")]
 
 
 def plainness(environ: dict[str, Any], has_query: bool, endpoint: Reading) -> str | KeyedHead:
-    """What is known of all heads with these fields, this type and this encoding: PLAIN if `examine` finds nothing but a
-    key and a sender in them; BODY_ONLY, SENDER_AND_BODY or a KeyedHead if there is nothing else to look at, either;
-    else "".
+    """What is known of all heads with these fields, this type and this encoding: PLAIN if `needs_head` finds nothing
+    but a key and a sender in them; BODY_ONLY, SENDER_AND_BODY or a KeyedHead if there is nothing else to look at,
+    either; else "".
 
     environ: of the fast lane, so the body has the length that the head says.
     """
     others = {name: value for name, value in environ.items() if name not in ("HTTP_IDEMPOTENCY_KEY", SENDER)}
     try:
-        if examine(others, endpoint.keeps_head) != endpoint.keeps_head:
+        if needs_head(others, endpoint.keeps_head) != endpoint.keeps_head:
             return ""
     except Rejected:
         return ""
@@ -257,7 +262,7 @@ def idempotency_key(value: str) -> str:
     return key if len(key) <= KEY_CHARACTERS else ""
 
 
-def head(environ: dict[str, Any], endpoint: Reading) -> bytes:
+def message_head(environ: dict[str, Any], endpoint: Reading) -> bytes:
     """The head of the item."""
     received: bytes | None = environ.get("fastlane.head")
     if received is None:

@@ -17,7 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from sluice import __version__, places, registry, settings
-from sluice.base import daemon, screen
+from sluice.base import daemon, terminal
 
 CORE = {
     verb: f"sluice.ops.{verb}"
@@ -33,28 +33,28 @@ exit status: 0 no problem; 1 something needs attention: Redis or the database is
 Settings are those of the last start in INGEST_HOME, or of the environment: docs/protocol/operator.md."""
 
 
-def verbs() -> dict[str, str]:
+def verb_modules() -> dict[str, str]:
     """The module of each verb."""
-    return CORE | registry.declared("verbs") | {DRILL: "proving.drill"}
+    return CORE | registry.declared_entries("verbs") | {DRILL: "proving.drill"}
 
 
-def parser(verb: str) -> argparse.ArgumentParser:
+def verb_parser(verb: str) -> argparse.ArgumentParser:
     """The command line of one verb; for any other word, the list of all verbs, whose modules are read, not imported."""
     whole = argparse.ArgumentParser(
-        prog=screen.PROGRAM,
+        prog=terminal.PROGRAM,
         description="Look after a running Sluice.",
         epilog=STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     whole.add_argument("--version", action="store_true", help="show the version")
-    known, lines = verbs(), whole.add_subparsers(metavar="VERB", title="verbs")
+    known, lines = verb_modules(), whole.add_subparsers(metavar="VERB", title="verbs")
     if verb in known:
         if verb == DRILL and not find_spec("proving"):
             raise settings.SettingError("the drill needs a checkout of Sluice: run its bin/sluice instead.")
         module = importlib.import_module(known[verb])
         own = lines.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.arguments(own)
-        own.set_defaults(run=module.run, load=getattr(module, "load", partial(settings.load, last=True)))
+        own.set_defaults(run=module.run, load=getattr(module, "load", partial(settings.load_settings, last=True)))
         return whole
     for name, target in known.items():
         file = places.PACKAGE.parent / f"{target.replace('.', '/')}.py"
@@ -67,7 +67,7 @@ def parser(verb: str) -> argparse.ArgumentParser:
 def main(words: list[str]) -> int:
     """Run a verb; returns the exit status. The errors that every verb may raise are handled here."""
     try:
-        whole = parser(words[0] if words else "")
+        whole = verb_parser(words[0] if words else "")
     except settings.SettingError as error:
         return settings.complain(error)
     arguments = whole.parse_args(words)
@@ -83,15 +83,15 @@ def main(words: list[str]) -> int:
     except (settings.SettingError, registry.NotInstalled, NoSuchVerb) as error:
         return settings.complain(error)
     except SPOOL_ERRORS as error:
-        screen.complain(in_one_line(error))
+        terminal.complain(in_one_line(error))
     except Unavailable as error:
-        screen.complain(f"the database is unavailable: {error}")
+        terminal.complain(f"the database is unavailable: {error}")
     except KeyboardInterrupt:
         return 130
     return 1
 
 
-def command() -> None:
+def run_command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
     daemon.interrupt_on_signal()
     os.umask(0o077)
@@ -102,11 +102,11 @@ def command() -> None:
     except OSError as error:
         if error.filename is not None:  # it is of another file than the one that the output goes to
             raise
-        screen.complain(f"the output cannot be written: {error.strerror}")
+        terminal.complain(f"the output cannot be written: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where the rest of it goes at the exit
         status = 1
     sys.exit(status)
 
 
 if __name__ == "__main__":
-    command()
+    run_command()

@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 
 from sluice import parsers
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.settings import Settings
 from sluice.store import copies
 from sluice.store.registry import open_own
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=parsers.path)
+    parser.add_argument("file", metavar="FILE", type=parsers.parse_path)
     parser.epilog = (
         "exit status: 0; 1 if the database is unavailable or FILE cannot be written; 2 if a setting is invalid"
     )
@@ -26,9 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     open_own(s, {}).close()
     try:
-        copies.backup(s.store, arguments.file, screen.progress)
+        copies.backup_store(s.store, arguments.file, terminal.progress)
     except (copies.CannotCopy, OSError) as error:
-        screen.complain(screen.why(error) if isinstance(error, OSError) else error)
+        terminal.complain(terminal.system_reason(error) if isinstance(error, OSError) else error)
         return 1
     print(f"{arguments.file}: {arguments.file.stat().st_size:,} bytes")
     return 0

@@ -13,11 +13,11 @@ import time
 from typing import Any
 
 from sluice import ledger
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
-from sluice.store.registry import open_elsewhere, open_own
-from sluice.store.store import Store, retried
+from sluice.store.registry import open_destinations, open_own
+from sluice.store.store import Store, retry_conflicts
 from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Reject
@@ -27,12 +27,12 @@ PATIENCE_SECONDS = 60.0  # for a worker that holds the lock of the database: it 
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    screen.confirmed_arguments(parser)
+    terminal.confirmed_arguments(parser)
     parser.add_argument(
         "seq",
         metavar="SEQ",
         nargs="?",
-        type=number,
+        type=parse_seq,
         help="only the body with this sequence number, as `peek` shows it",
     )
     parser.epilog = (
@@ -42,38 +42,40 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "bury")
+    name, inspector = arguments.stream, ledger.stream_inspector(arguments.stream, s, "bury")
     bodies, buried = sum(1 for _ in inspector.claimed(name, arguments.seq)), 0
     if not bodies and arguments.seq:
         raise SettingError(f"{name}: no body {arguments.seq} is claimed.")
     if not bodies:
-        print(f"{screen.shown(name)}: no such body is claimed.")
+        print(f"{terminal.printable(name)}: no such body is claimed.")
         return 0
-    if not screen.confirmed(arguments, f"{name}: bury {bodies} claimed bodies?"):
+    if not terminal.confirmed(arguments, f"{name}: bury {bodies} claimed bodies?"):
         return 1
     streams = load_streams(s)
-    store = open_own(s, streams, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, row_destinations=open_destinations(s, streams))
     deadline = time.monotonic() + PATIENCE_SECONDS
     for claim, received, item in inspector.claimed(name, arguments.seq):
         body = Body(claim.first, received, item, (), (Reject(item, REASON, True),))
-        buried += persist(store, claim, body, deadline).letters
+        buried += persist_dead(store, claim, body, deadline).letters
     store.close()
-    print(f"{screen.shown(name)}: {buried} bodies buried" + (", the others are stored" if buried < bodies else ""))
+    print(
+        f"{terminal.printable(name)}: {buried} bodies buried" + (", the others are stored" if buried < bodies else "")
+    )
     return 0
 
 
-def number(text: str) -> str:
+def parse_seq(text: str) -> str:
     if not re.fullmatch(r"(\d{1,9}:)?\d{1,18}", text, re.ASCII):
         raise argparse.ArgumentTypeError("no sequence number")
     return text
 
 
-def persist(store: Store[Any], claim: Claim, body: Body, deadline: float) -> Outcome:
+def persist_dead(store: Store[Any], claim: Claim, body: Body, deadline: float) -> Outcome:
     while True:
         try:
-            return retried(store.persist)(claim, [body])
+            return retry_conflicts(store.persist)(claim, [body])
         except Unavailable as error:
             if time.monotonic() > deadline:
                 raise
-            screen.complain(f"waiting: {error}")
+            terminal.complain(f"waiting: {error}")
             time.sleep(0.1)

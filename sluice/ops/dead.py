@@ -12,10 +12,10 @@ import shutil
 from typing import Any
 
 from sluice import dead_letters
-from sluice.base import screen
-from sluice.base.screen import shown
-from sluice.base.times import instant
-from sluice.dead_letters import Letters, require_stream
+from sluice.base import terminal
+from sluice.base.terminal import printable
+from sluice.base.times import iso_instant
+from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
 from sluice.store.registry import open_own
 from sluice.store.types import DeadLetter
@@ -25,7 +25,7 @@ from sluice.streams.message import after_head
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     dead_letters.arguments(parser)
-    parser.add_argument("--limit", metavar="N", type=screen.whole_number, default=10, help="how many to show (10)")
+    parser.add_argument("--limit", metavar="N", type=terminal.whole_number, default=10, help="how many to show (10)")
     parser.add_argument("--full", action="store_true", help="show whole bodies")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = (
@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     store = open_own(s, streams)
-    matching = Letters(store, arguments.where, arguments.stream)
+    matching = DeadLetters(store, arguments.where, arguments.stream)
     counts = matching.reasons()
     if not counts:
         require_stream(arguments.stream, streams)
@@ -45,10 +45,10 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     store.close()
     if arguments.json:
         table = [{"stream": stream, "reason": reason, "letters": count} for stream, reason, count in counts]
-        print(json.dumps({"counts": table, "letters": [plain(letter) for letter in letters]}, indent=2))
+        print(json.dumps({"counts": table, "letters": [letter_json(letter) for letter in letters]}, indent=2))
     elif counts:
-        rows = ((count, shown(stream), shown(reason)) for stream, reason, count in counts)
-        print(screen.table(("letters", "stream", "reason"), rows, left=3))
+        rows = ((count, printable(stream), printable(reason)) for stream, reason, count in counts)
+        print(terminal.format_table(("letters", "stream", "reason"), rows, left=3))
         for letter in letters:
             print("\n" + describe(letter, arguments.full))
     else:
@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     return 0
 
 
-def plain(letter: DeadLetter) -> dict[str, Any]:
+def letter_json(letter: DeadLetter) -> dict[str, Any]:
     """A letter for JSON: its body as text if it is UTF-8, else as base64."""
-    about = letter._asdict() | {"received_at": instant(letter.received)}
+    about = letter._asdict() | {"received_at": iso_instant(letter.received)}
     del about["received"], about["body"]
     try:
         return about | {"body": letter.body.decode()}
@@ -69,10 +69,12 @@ def plain(letter: DeadLetter) -> dict[str, Any]:
 def describe(letter: DeadLetter, full: bool) -> str:
     """A letter for the terminal: its origin, its reason, and its body, cut to the width unless `full`."""
     part = "" if letter.whole else ", part of a body"
-    about = f"{instant(letter.received)}  {shown(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
+    about = f"{iso_instant(letter.received)}  {printable(letter.stream)} {letter.seq}  ({len(letter.body)} bytes{part})"
     if full:
-        return f"{about}\n  {shown(letter.reason)}\n{shown(letter.body, lines=True)}"
+        return f"{about}\n  {printable(letter.reason)}\n{printable(letter.body, lines=True)}"
     body = after_head(letter.body)
     width = shutil.get_terminal_size().columns - 2
     # a byte takes at most four columns (\x1b), so the rest of a large body need not be made printable
-    return "\n  ".join(screen.cut(x, width) for x in (about, shown(letter.reason), shown(body[: width * 4])))
+    return "\n  ".join(
+        terminal.cut_text(x, width) for x in (about, printable(letter.reason), printable(body[: width * 4]))
+    )

@@ -12,11 +12,11 @@ import argparse
 import time
 
 from sluice import dead_letters
-from sluice.base import screen
-from sluice.dead_letters import Letters, require_stream
+from sluice.base import terminal
+from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
 from sluice.store.registry import open_own
-from sluice.store.store import retried
+from sluice.store.store import retry_conflicts
 from sluice.streams.built_in import load_streams
 
 ANSWERED = "reason LIKE 'duplicate: %'"
@@ -36,21 +36,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     store = open_own(s, streams)
-    letters = Letters(store, arguments.where or ANSWERED, arguments.stream)
+    letters = DeadLetters(store, arguments.where or ANSWERED, arguments.stream)
     counts = letters.reasons()
     if not counts:
         require_stream(arguments.stream, streams)
         print("There are no dead letters that match.")
         return 0
     number = sum(count for _, _, count in counts)
-    rows = ((count, screen.shown(stream), screen.shown(reason)) for stream, reason, count in counts)
-    print(screen.table(("letters", "stream", "reason"), rows, left=3), flush=True)
-    if not screen.confirmed(arguments, f"delete {number} dead letters for good?"):
+    rows = ((count, terminal.printable(stream), terminal.printable(reason)) for stream, reason, count in counts)
+    print(terminal.format_table(("letters", "stream", "reason"), rows, left=3), flush=True)
+    if not terminal.confirmed(arguments, f"delete {number} dead letters for good?"):
         return 1
     deleted = 0
     for part in letters.oldest_first([stream for stream, _, _ in counts], PART):
         ids = [letter.id for letter in part]
-        while (gone := retried(store.delete_letters)(ids)) is None:
+        while (gone := retry_conflicts(store.delete_letters)(ids)) is None:
             time.sleep(PAUSE_SECONDS)
         deleted += gone
     store.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.run.reload import NOTICE_SECONDS
 from sluice.run.up import connected
 from sluice.settings import Settings
@@ -17,7 +17,7 @@ from sluice.settings import Settings
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--notice", type=screen.whole_number, default=NOTICE_SECONDS, metavar="S",
+        "--notice", type=terminal.whole_number, default=NOTICE_SECONDS, metavar="S",
         help="seconds for the balancer to see the 503, and again for its connections to close (%(default)s)",
     )  # fmt: skip
     parser.epilog = "exit status: 0; 1 if nothing runs here; 2 if a setting is invalid"
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     gateway = connected(s.gateway_sockets)
     if not gateway:
-        screen.complain(f"nothing runs in {s.home}")
+        terminal.complain(f"nothing runs in {s.home}")
         return 1
     gateway.close()
     for file, message in (s.draining, "/readyz answers 503"), (s.closing, "connections close"):

@@ -12,13 +12,13 @@ import argparse
 import time
 from functools import partial
 
-from sluice.base import screen
-from sluice.base.times import uptime
+from sluice.base import terminal
+from sluice.base.times import uptime_seconds
 from sluice.parsers import DEAD
 from sluice.settings import Settings
-from sluice.store.expiry import longest
-from sluice.store.registry import open_elsewhere, open_own
-from sluice.store.store import retried
+from sluice.store.expiry import longest_kept
+from sluice.store.registry import open_destinations, open_own
+from sluice.store.store import retry_conflicts
 from sluice.streams.built_in import load_streams
 
 SLACK_SECONDS = 86_400  # by which the clock may be ahead of the last deletion
@@ -34,26 +34,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_own(s, streams, keep=s.keep, elsewhere=open_elsewhere(s, streams))
+    store = open_own(s, streams, keep=s.keep, row_destinations=open_destinations(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")
     for name, own in ages:
-        age, keeper = longest(store, "keep", name, own)
+        age, keeper = longest_kept(store, "keep", name, own)
         if keeper:
-            screen.complain(f"{name}: the cell {keeper} keeps it longer; `status --forget` ends that")
+            terminal.complain(f"{name}: the cell {keeper} keeps it longer; `status --forget` ends that")
         if age is None:
             continue
         before = until = int((time.time() - age) * 1e6)
         if not arguments.catch_up:
             with store.transaction(read=True) as db:
                 done = store.get_horizon(db, name) or store.present(db) - age * 1_000_000
-            believed = (store.believed() or 0) + int((uptime() - age) * 1e6)
+            believed = (store.believed() or 0) + int((uptime_seconds() - age) * 1e6)
             before = min(until, max(done + SLACK_SECONDS * 1_000_000, believed))
         table = "dead_letters" if name == DEAD else name
         old = store.overdue(table, before)
         if not arguments.dry_run:
-            step = retried(store.expire_letters if name == DEAD else partial(store.expire, name))
+            step = retry_conflicts(store.expire_letters if name == DEAD else partial(store.expire, name))
             began, more = time.monotonic(), old > 0
             while more:
                 more = step(before)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             old -= store.overdue(table, before)
             store.set_horizons({name: before})
         if before < until:
-            ahead = screen.ago((until - before) / 1e6)
-            screen.complain(f"{name}: the clock is {ahead} ahead of the last deletion; if it is right: --catch-up")
-        print(f"{screen.shown(name)}: {old} {'are too old' if arguments.dry_run else 'deleted'}")
+            ahead = terminal.format_age((until - before) / 1e6)
+            terminal.complain(f"{name}: the clock is {ahead} ahead of the last deletion; if it is right: --catch-up")
+        print(f"{terminal.printable(name)}: {old} {'are too old' if arguments.dry_run else 'deleted'}")
     return 0

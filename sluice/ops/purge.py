@@ -11,27 +11,27 @@ from __future__ import annotations
 import argparse
 
 from sluice import ledger
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.settings import Settings
 from sluice.spool.inspector import Inspector
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    screen.confirmed_arguments(parser)
+    terminal.confirmed_arguments(parser)
     parser.add_argument("--missing", action="store_true", help="count the missing bodies as purged")
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "purge")
+    name, inspector = arguments.stream, ledger.stream_inspector(arguments.stream, s, "purge")
     if arguments.missing:
         return write_off(arguments, s, inspector)
     seen = inspector.snapshot(name)
     if not seen.ready:
-        print(f"{screen.shown(name)}: no body is ready.")
+        print(f"{terminal.printable(name)}: no body is ready.")
         return 0
-    if not screen.confirmed(arguments, f"{name}: discard {seen.ready} accepted bodies that are not yet stored?"):
+    if not terminal.confirmed(arguments, f"{name}: discard {seen.ready} accepted bodies that are not yet stored?"):
         return 1
-    print(f"{screen.shown(name)}: {inspector.purge(name, seen)} bodies discarded")
+    print(f"{terminal.printable(name)}: {inspector.purge(name, seen)} bodies discarded")
     return 0
 
 
@@ -40,28 +40,28 @@ def write_off(arguments: argparse.Namespace, s: Settings, inspector: Inspector) 
     name, missing = arguments.stream, found["streams"][arguments.stream]["missing"]
     if missing is None:
         for line in found["trouble"]:
-            screen.complain(line)
+            terminal.complain(line)
         return 1
     if not missing:
-        print(f"{screen.shown(name)}: no body is missing.")
+        print(f"{terminal.printable(name)}: no body is missing.")
         return 0
     if missing < 0:
         return take_back(arguments, inspector, -missing, found["streams"][name]["purged"] or 0)
-    if not screen.confirmed(arguments, f"{name}: {missing} accepted bodies are missing; count them as purged?"):
+    if not terminal.confirmed(arguments, f"{name}: {missing} accepted bodies are missing; count them as purged?"):
         return 1
     inspector.write_off(name, missing)
-    print(f"{screen.shown(name)}: {missing} bodies are counted as purged")
+    print(f"{terminal.printable(name)}: {missing} bodies are counted as purged")
     return 0
 
 
 def take_back(arguments: argparse.Namespace, inspector: Inspector, bodies: int, purged: int) -> int:
     name = arguments.stream
     if bodies > purged:
-        screen.complain(f"{name}: {bodies} bodies more are counted than were accepted, and only {purged} as purged")
+        terminal.complain(f"{name}: {bodies} bodies more are counted than were accepted, and only {purged} as purged")
         return 1
     question = f"{name}: {bodies} bodies more are counted than were accepted; count them as purged no longer?"
-    if not screen.confirmed(arguments, question):
+    if not terminal.confirmed(arguments, question):
         return 1
     inspector.write_off(name, -bodies)
-    print(f"{screen.shown(name)}: {bodies} bodies are no longer counted as purged")
+    print(f"{terminal.printable(name)}: {bodies} bodies are no longer counted as purged")
     return 0

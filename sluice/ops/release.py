@@ -10,22 +10,22 @@ from __future__ import annotations
 import argparse
 
 from sluice import ledger
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.settings import Settings
 
-arguments = screen.confirmed_arguments
+arguments = terminal.confirmed_arguments
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    name, inspector = arguments.stream, ledger.inspector(arguments.stream, s, "release")
+    name, inspector = arguments.stream, ledger.stream_inspector(arguments.stream, s, "release")
     claims = inspector.snapshot(name).claims
     if not claims:
-        print(f"{screen.shown(name)}: no claim is open.")
+        print(f"{terminal.printable(name)}: no claim is open.")
         return 0
     holders = [process.pid for process in inspector.processes() if any(stream == name for stream, _ in process.claims)]
     by = f", held by {', '.join(f'worker {pid}' for pid in holders)}" if holders else ""
     question = f"{name}: end the leases of {len(claims)} open claims with {sum(claims.values())} bodies{by}?"
-    if not screen.confirmed(arguments, question):
+    if not terminal.confirmed(arguments, question):
         return 1
-    print(f"{screen.shown(name)}: {inspector.release(name)} leases ended")
+    print(f"{terminal.printable(name)}: {inspector.release(name)} leases ended")
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.run import reload
 from sluice.run.reload import NOTICE_SECONDS
 from sluice.settings import Settings
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="reload nginx too, for changed certificates and keys; every client then needs a new connection",
     )  # fmt: skip
     parser.add_argument(
-        "--notice", type=screen.whole_number, default=NOTICE_SECONDS, metavar="S",
+        "--notice", type=terminal.whole_number, default=NOTICE_SECONDS, metavar="S",
         help="seconds of notice to clients before nginx closes idle connections (%(default)s). A client that sends "
         "less often may lose a request; with 80 none does",
     )  # fmt: skip

@@ -24,12 +24,12 @@ from functools import partial
 from typing import NoReturn
 
 from sluice import dead_letters
-from sluice.base import screen
-from sluice.base.screen import shown
-from sluice.dead_letters import Letters, require_stream
+from sluice.base import terminal
+from sluice.base.terminal import printable
+from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
-from sluice.store.decoding import failed
-from sluice.store.registry import open_elsewhere, open_own
+from sluice.store.decoding import failed_decoding
+from sluice.store.registry import open_destinations, open_own
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter(), 0)
     undecodable: Counter[str] = Counter()
-    store = open_own(s, streams, elsewhere=open_elsewhere(s, streams))
-    letters = Letters(store, arguments.where, arguments.stream)
+    store = open_own(s, streams, row_destinations=open_destinations(s, streams))
+    letters = DeadLetters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
     if not counts:
         require_stream(arguments.stream, streams)
@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             undecodable[stream] += count
     progress = Progress(sum(count for _, _, count in counts) - undecodable.total())
     try:
-        limits = registry.limits(s)
+        limits = registry.body_limits(s)
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
-            decode = partial(decode_letter, streams, limits, deadly=deadly(streams, limits, some))
+            decode = partial(decode_letter, streams, limits, deadly=deadly_letters(streams, limits, some))
             while some:
                 done = store.replay(some, decode, dry, limits)
                 some = some[done.seen :]
@@ -77,13 +77,13 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
                 progress.at(total.stored + total.dead)
         store.close()
     except KeyboardInterrupt:
-        screen.complain("interrupted; the remaining letters are unchanged")
+        terminal.complain("interrupted; the remaining letters are unchanged")
         raise
     finally:
-        report(total, undecodable, dry)
+        print_report(total, undecodable, dry)
     taken = total.seen - total.stored - total.dead
     if taken > 0:
-        print(f"{counted(taken)} gone meanwhile: another replay has taken them, for example.")
+        print(f"{count_letters(taken)} gone meanwhile: another replay has taken them, for example.")
     return int(total.dead > 0 or undecodable.total() > 0 or taken > 0)
 
 
@@ -102,10 +102,10 @@ def decode_letter(
         len(decoded.records) + len(decoded.rejects)  # a user's decoder may return anything
         return decoded
     except BaseException as error:
-        return failed(letter.stream, letter.body, error)
+        return failed_decoding(letter.stream, letter.body, error)
 
 
-def deadly(streams: dict[str, registry.Stream], limits: Limits, letters: list[DeadLetter]) -> set[int]:
+def deadly_letters(streams: dict[str, registry.Stream], limits: Limits, letters: list[DeadLetter]) -> set[int]:
     """The ids of those letters that end the process that decodes them: children do, each after the last one."""
     found, rest = set[int](), letters
     while rest:
@@ -164,20 +164,20 @@ class Progress:
             print(f"sluice: {done} of {self.letters} letters", end=end, file=sys.stderr, flush=True)
 
 
-def report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
+def print_report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
     """Print the result. undecodable: stream -> letters for which there is no decoder."""
     if total.stored + total.dead:
         stored, dead = ("would be stored", "would still be dead") if dry else ("stored", "still dead")
-        letters = counted(total.stored + total.dead)
+        letters = count_letters(total.stored + total.dead)
         print(f"{letters}: {total.stored} {stored} ({total.records} records), {total.dead} {dead}")
         if total.reasons:
-            rows = ((count, shown(reason)) for reason, count in total.reasons.most_common())
-            print(screen.table(("letters", "reason"), rows, left=2))
+            rows = ((count, printable(reason)) for reason, count in total.reasons.most_common())
+            print(terminal.format_table(("letters", "reason"), rows, left=2))
     elif not (undecodable or total.seen):
         print("There are no dead letters that match.")
     for stream, count in undecodable.items():
-        print(f"{counted(count)} of the stream {shown(stream)} unchanged: it has no decoder.")
+        print(f"{count_letters(count)} of the stream {printable(stream)} unchanged: it has no decoder.")
 
 
-def counted(letters: int) -> str:
+def count_letters(letters: int) -> str:
     return f"{letters} letter" if letters == 1 else f"{letters} letters"

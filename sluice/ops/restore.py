@@ -11,16 +11,16 @@ import argparse
 import contextlib
 
 from sluice import parsers
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.ledger import Observer
 from sluice.settings import Settings
-from sluice.store import copies, own
+from sluice.store import copies, database_identity
 from sluice.store.registry import open_own, open_store
 from sluice.store.types import Unavailable
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=parsers.path)
+    parser.add_argument("file", metavar="FILE", type=parsers.parse_path)
     parser.add_argument("--replace", action="store_true", help="also if the database holds stored bodies")
     parser.epilog = (
         "exit status: 0; 1 if the database holds stored bodies or is unavailable, or FILE is not a whole backup: the "
@@ -33,12 +33,12 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     with contextlib.suppress(Unavailable):  # there is none yet
         open_own(s, {}).close()
     try:
-        copies.restore(s.store, arguments.file, arguments.replace, screen.progress)
+        copies.restore_store(s.store, arguments.file, arguments.replace, terminal.progress)
     except (copies.CannotCopy, OSError) as error:
-        screen.complain(screen.why(error) if isinstance(error, OSError) else error)
+        terminal.complain(terminal.system_reason(error) if isinstance(error, OSError) else error)
         return 1
     with contextlib.closing(open_store(s.store, {}, make=False)) as store, store.transaction(read=True) as db:
-        own.note(s.home, store.identity(db))  # a copy may be of another one
+        database_identity.note_identity(s.home, store.identity(db))  # a copy may be of another one
     print(f"restored {arguments.file}")
     ledger = observer.ledger()
     for name, row in ledger["streams"].items():

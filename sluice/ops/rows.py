@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from sluice.base import screen
-from sluice.base.screen import cut, shown
-from sluice.base.times import instant
-from sluice.dead_letters import HEAD_BYTES, excerpt, require_stream
+from sluice.base import terminal
+from sluice.base.terminal import cut_text, printable
+from sluice.base.times import iso_instant
+from sluice.dead_letters import HEAD_BYTES, body_excerpt, require_stream
 from sluice.settings import Settings
 from sluice.store.registry import open_own
 from sluice.streams.built_in import load_streams
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def some(text: str) -> int:
     """The type of --limit. Raises: ArgumentTypeError."""
-    if (number := screen.whole_number(text)) > MOST_ROWS:
+    if (number := terminal.whole_number(text)) > MOST_ROWS:
         raise argparse.ArgumentTypeError(f"expected at most {MOST_ROWS}, not {text}")
     return number
 
@@ -51,15 +51,17 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         for row in rows:
             print(json.dumps(dict(zip(columns, row)), ensure_ascii=False))
         return 0
-    texts = [[cut(shown(value or ""), width) for value in row] for row in rows]
+    texts = [[cut_text(printable(value or ""), width) for value in row] for row in rows]
     if not rows:
-        print(f"The table {shown(stream)} has no rows.")
+        print(f"The table {printable(stream)} has no rows.")
     elif arguments.full:
         print("\n\n".join("\n".join(map(": ".join, zip(columns, row))) for row in texts))
     else:
-        print(screen.table(columns, texts, left=len(columns)))
+        print(terminal.format_table(columns, texts, left=len(columns)))
     if letters:
-        print(f"\nThe last dead letters ({screen.PROGRAM} dead {shown(stream)} has all of them):")
-        found = ([instant(letter.received), letter.reason, excerpt(letter.body, width)] for letter, _ in letters)
-        print(screen.table(("received_at", "reason", "body"), found, left=3))
+        print(f"\nThe last dead letters ({terminal.PROGRAM} dead {printable(stream)} has all of them):")
+        found = (
+            [iso_instant(letter.received), letter.reason, body_excerpt(letter.body, width)] for letter, _ in letters
+        )
+        print(terminal.format_table(("received_at", "reason", "body"), found, left=3))
     return 0

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 
 from sluice import settings
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.settings import FILE, Settings, variable, without_password
 
 
@@ -23,16 +23,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    file = settings.load({"INGEST_HOME": str(s.home)}, file=True).given
+    file = settings.load_settings({"INGEST_HOME": str(s.home)}, file=True).given
     last = settings.of_last_start(s.home)
     rows = []
-    for name, row in settings.table().items():
+    for name, row in settings.settings_table().items():
         text, source = s.given.get(variable(name), row.default), source_of(variable(name), file, last)
         if name in ("home", "cell"):  # what they are, also unless they are set
             text = str(getattr(s, name))
         if arguments.all or source != "default":
             rows.append((variable(name), without_password(text), source, row.purpose))
-    print(screen.table(("setting", "value", "from", "what it is for"), rows, left=4))
+    print(terminal.format_table(("setting", "value", "from", "what it is for"), rows, left=4))
     for name in sorted(file):
         if last and file[name] != last.get(name) and not os.environ.get(name):
             print(f"{name}: the next start has {without_password(file[name])}, from {s.home / FILE}.")

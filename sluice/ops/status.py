@@ -12,11 +12,11 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from sluice.account import STATES, Cell, Sums, sums
-from sluice.base import screen
-from sluice.ledger import Observer, StreamRow, complaints, discrepancies
+from sluice.account import STATES, Cell, Sums, cell_sums
+from sluice.base import terminal
+from sluice.ledger import Observer, StreamRow, cell_complaints, discrepancies
 from sluice.settings import SettingError, Settings
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.registry import open_own
 
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if arguments.all:
         cells = observer.cells(trouble)
         for cell in cells or ():
-            trouble += complaints(cell)
+            trouble += cell_complaints(cell)
             trouble += discrepancies({f"{cell['cell']}: {row['stream']}": row for row in cell["streams"]})
         show_cells(cells, trouble, arguments.json)
     else:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         trouble = ledger["trouble"]
         show_streams(ledger["streams"], trouble, arguments.json)
     for line in trouble:
-        screen.complain(line)
+        terminal.complain(line)
     return 1 if trouble else 0
 
 
@@ -58,16 +58,21 @@ def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], as_json: 
         rows = [{"stream": name} | row for name, row in streams.items()]
         print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
         return
-    print(screen.table(("stream", *STATES, "oldest"), ([name, *columns(row)] for name, row in streams.items())))
+    print(
+        terminal.format_table(
+            ("stream", *STATES, "oldest"), ([name, *row_columns(row)] for name, row in streams.items())
+        )
+    )
     for name, row in streams.items():
-        name = screen.shown(name)
+        name = terminal.printable(name)
         if not row["decoder"]:
             print(f"{name}: no decoder, so its bodies stay on the list; INGEST_RECORDS names the module that has one.")
         if row["purged"]:
-            print(f"{name}: {row['purged']} accepted bodies were discarded by `{screen.PROGRAM} purge`.")
+            print(f"{name}: {row['purged']} accepted bodies were discarded by `{terminal.PROGRAM} purge`.")
         if lasts := row.get("keys_seconds"):
-            kept = f"{screen.ago(lasts)}, less than INGEST_UNIQUE"
-            print(f"{name}: at this rate keys are kept for {kept}: at most {bounds.MAX_KEYS:,} of a stream are.")
+            kept = f"{terminal.format_age(lasts)}, less than INGEST_UNIQUE"
+            most = f"at most {transaction_limits.MAX_KEYS:,} of a stream are"
+            print(f"{name}: at this rate keys are kept for {kept}: {most}.")
         if row["deleted"] or row["expired"]:
             gone = f"{row['deleted']} rows by age (INGEST_KEEP), and the dead letters of {row['expired']} bodies"
             print(f"{name}: deleted: {gone}.")
@@ -77,19 +82,26 @@ def show_cells(cells: list[Cell] | None, trouble: list[str], as_json: bool) -> N
     if as_json:
         print(json.dumps({"cells": cells, "trouble": trouble}, indent=2))
         return
-    lines = [[cell["cell"], f"{screen.ago(cell['seconds'])} ago", *columns(sums([cell]))] for cell in cells or ()]
-    print(screen.table(("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *columns(sums(cells or ()))]]))
+    lines = [
+        [cell["cell"], f"{terminal.format_age(cell['seconds'])} ago", *row_columns(cell_sums([cell]))]
+        for cell in cells or ()
+    ]
+    print(
+        terminal.format_table(
+            ("cell", "seen", *STATES, "oldest"), [*lines, ["all", "", *row_columns(cell_sums(cells or ()))]]
+        )
+    )
 
 
-def oldest(row: Sums) -> str:
+def oldest_age(row: Sums) -> str:
     """The age of the oldest body; "" if there is none."""
     if row["ready"] is None:
         return "?"
-    return "" if row["oldest_seconds"] is None else screen.ago(row["oldest_seconds"])
+    return "" if row["oldest_seconds"] is None else terminal.format_age(row["oldest_seconds"])
 
 
-def columns(row: Sums) -> list[str]:
+def row_columns(row: Sums) -> list[str]:
     """The figures of a line of the table; ? for an unknown one."""
     figures: Mapping[str, object] = row
     known = ["?" if figures[state] is None else str(figures[state]) for state in STATES]
-    return [*known, oldest(row)]
+    return [*known, oldest_age(row)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from sluice.base import screen
-from sluice.run.up import answers
+from sluice.base import terminal
+from sluice.run.up import gateway_answers
 from sluice.settings import Settings
 
 PATIENCE_SECONDS = 10.0  # for Redis to accept writes
@@ -23,9 +23,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     for file in s.closing, s.draining:
         file.unlink(missing_ok=True)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not answers(s.gateway_sockets, "/readyz"):
+    while not gateway_answers(s.gateway_sockets, "/readyz"):
         if time.monotonic() > deadline:
-            screen.complain("/readyz does not answer 200: does bin/up run here, and does Redis accept writes?")
+            terminal.complain("/readyz does not answer 200: does bin/up run here, and does Redis accept writes?")
             return 1
         time.sleep(0.1)
     print("undrained: /readyz answers 200")

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load() -> Settings:
-    return settings.load(file=True)
+    return settings.load_settings(file=True)
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:

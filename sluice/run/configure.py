@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from sluice import places, registry, settings
-from sluice.base.files import read, replace
+from sluice.base.files import read_file, replace_file
 from sluice.places import ROOT
 from sluice.run import launch, nginx, servers
-from sluice.run.nginx import pattern_of, quoted
+from sluice.run.nginx import pattern_of, quoted_path
 from sluice.run.programs import SECTION, declared
 
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
@@ -46,7 +46,7 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
     return text
 
 
-def bind(address: str, port: int) -> None:
+def check_port(address: str, port: int) -> None:
     """Bind a TCP socket as nginx does, and close it. Raises: OSError."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         if probe.family == socket.AF_INET6:
@@ -58,7 +58,7 @@ def bind(address: str, port: int) -> None:
 def has_ipv6() -> bool:
     """Whether nginx can listen on IPv6: not without it in the kernel (ipv6.disable=1), nor if a sandbox forbids it."""
     try:
-        bind("::", 0)
+        check_port("::", 0)
     except OSError:
         return False
     return True
@@ -79,25 +79,25 @@ def nginx_configuration(s: settings.Settings, files: int = 0) -> dict[str, str]:
     masks = [f"{1 << number:b}" for number in (processors if len(processors) > 1 else processors * 2)]
     main = replaced(
         (ROOT / "nginx/nginx.conf").read_text(),
-        ("/run/sluice/nginx.pid", quoted(s.home / "run/nginx.pid")),
+        ("/run/sluice/nginx.pid", quoted_path(s.home / "run/nginx.pid")),
         ("include sluice.conf", f"include {pattern_of(s.home / 'etc/sluice.conf')}"),
         ("worker_processes auto", f"worker_processes {len(masks)}"),
         ("worker_cpu_affinity auto", f"worker_cpu_affinity {' '.join(masks)}"),
         ("worker_rlimit_nofile 20000", f"worker_rlimit_nofile {files}"),
         ("worker_connections 20000", f"worker_connections {files}"),
         *(
-            (f"/var/lib/sluice/{kind}", quoted(s.home / "tmp" / kind))  # noqa: S108  # not shared
+            (f"/var/lib/sluice/{kind}", quoted_path(s.home / "tmp" / kind))  # noqa: S108  # not shared
             for kind in ("body", "proxy", "fastcgi", "uwsgi", "scgi")
         ),
     )
     if os.geteuid() == 0:
         main = replaced(main, ("#user root;", "user root;"))
-    return {"nginx.conf": main} | nginx.configuration(s, has_ipv6()) | secrets(s)
+    return {"nginx.conf": main} | nginx.configuration(s, has_ipv6()) | nginx_secrets(s)
 
 
-def secrets(s: settings.Settings) -> dict[str, str]:
+def nginx_secrets(s: settings.Settings) -> dict[str, str]:
     """What nginx reads of the files of secrets, by name in $INGEST_HOME/etc. Raises: SettingError if one is invalid."""
-    return {name: text for check in registry.hooks("secrets") for name, text in check(s).items()}
+    return {name: text for check in registry.load_hooks("secrets") for name, text in check(s).items()}
 
 
 def supervisor_configuration(s: settings.Settings) -> str:
@@ -140,34 +140,34 @@ def supervisor_configuration(s: settings.Settings) -> str:
 
 def write_secrets(s: settings.Settings) -> None:
     """Write what nginx reads of the files of secrets, before it reads its configuration again. Raises: SettingError."""
-    for name, text in secrets(s).items():
-        replace(s.home / "etc" / name, text)
+    for name, text in nginx_secrets(s).items():
+        replace_file(s.home / "etc" / name, text)
 
 
 def is_text(path: Path, text: str) -> bool:
     try:
-        return read(path) == text
+        return read_file(path) == text
     except OSError:
         return False
 
 
-def write(s: settings.Settings, files: int = 0) -> None:
+def write_configuration(s: settings.Settings, files: int = 0) -> None:
     """Write the configuration to $INGEST_HOME/etc, for this user only. files: as in `nginx_configuration`."""
     s.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in FOLDERS:
         (s.home / name).mkdir(mode=0o700, exist_ok=True)
     scratch_redis = replaced(
         (ROOT / "deploy/redis/views.conf").read_text(),
-        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted(s.scratch_redis)}"),
-        ("dir /run/sluice", f"dir {quoted(s.home / 'run')}"),
+        ("unixsocket /run/sluice/views.sock", f"unixsocket {quoted_path(s.scratch_redis)}"),
+        ("dir /run/sluice", f"dir {quoted_path(s.home / 'run')}"),
         ("maxmemory 268435456", f"maxmemory {getattr(s, 'views_memory', SCRATCH_MEMORY)}"),
     )
     texts = {"views.conf": scratch_redis, "supervisord.conf": supervisor_configuration(s)}
     if s.has_own_redis:
         texts["redis.conf"] = replaced(
             (ROOT / "deploy/redis/redis.conf").read_text(),
-            ("unixsocket /run/sluice/redis.sock", f"unixsocket {quoted(s.spool)}"),
-            ("dir /var/lib/sluice", f"dir {quoted(s.home / 'redis')}"),
+            ("unixsocket /run/sluice/redis.sock", f"unixsocket {quoted_path(s.spool)}"),
+            ("dir /var/lib/sluice", f"dir {quoted_path(s.home / 'redis')}"),
             ("appendfsync always", f"appendfsync {s.durability}"),
             ("maxmemory 1073741824", f"maxmemory {s.max_memory}"),
         )
@@ -178,4 +178,4 @@ def write(s: settings.Settings, files: int = 0) -> None:
         path = s.home / "etc" / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not is_text(path, text):  # so a second bin/provision services changes nothing
-            replace(path, text)
+            replace_file(path, text)

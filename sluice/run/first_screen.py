@@ -32,10 +32,10 @@ def words_of(s: Settings) -> dict[str, str]:
     what a client must show; change, which settings change it; example, of a read; more, lines of their own.
     """
     words = {
-        "scheme": "http", "curl": "curl", "write": f"{group(s.allow)} may write", "reads": "", "need": "",
+        "scheme": "http", "curl": "curl", "write": f"{network_group(s.allow)} may write", "reads": "", "need": "",
         "change": "INGEST_ALLOW changes it", "example": "", "more": "",
     }  # fmt: skip
-    for announce in registry.hooks("announce"):
+    for announce in registry.load_hooks("announce"):
         announce(s, words)
     return words
 
@@ -46,7 +46,7 @@ def who_may(s: Settings) -> str:
     return words["write"] + words["reads"] + words["need"]
 
 
-def group(networks: tuple[str, ...]) -> str:
+def network_group(networks: tuple[str, ...]) -> str:
     names = {EVERYBODY: "everybody", THIS_MACHINE: "this machine", PRIVATE: "this machine and private networks"}
     return names.get(networks) or " ".join(networks[:3]) + " …" * (len(networks) > 3) or "nobody"
 
@@ -56,17 +56,17 @@ def first_screen(s: Settings) -> str:
     url = f"{words['scheme']}://localhost:{s.port}"
     curl, short = words["curl"], url.removeprefix("http://")
     read = f"\n             {curl} '{short}{words['example']}'" if words["example"] else ""
-    elsewhere = ""
+    row_destinations = ""
     if not s.has_own_redis:
         scheme = s.spool.partition(":")[0]
         name = "Redis" if scheme.startswith("redis") else scheme.title()
-        elsewhere = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
+        row_destinations = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
     with contextlib.suppress(OSError):
-        elsewhere += LITTLE_MEMORY * (s.has_own_redis and OVERCOMMIT.read_text().strip() != "1")
+        row_destinations += LITTLE_MEMORY * (s.has_own_redis and OVERCOMMIT.read_text().strip() != "1")
     if os.geteuid() == 0:
-        elsewhere += AS_ROOT
+        row_destinations += AS_ROOT
     return FIRST_SCREEN.format(
         url=url, short=short, curl=curl, read=read, who=who_may(s), change=words["change"],
-        more=words["more"].format(url=url), home=s.home, elsewhere=elsewhere,
+        more=words["more"].format(url=url), home=s.home, row_destinations=row_destinations,
         store=settings.without_password(s.store).removeprefix("sqlite:///"),
     )  # fmt: skip

@@ -18,17 +18,17 @@ TAG = 99
 PAUSE_SECONDS = 0.5  # between two starts; a killed program must be back within a second
 
 
-def tags(home: Path) -> list[Path]:
+def home_tags(home: Path) -> list[Path]:
     """The tags of all programs that were ever started in a home."""
     return list((home.resolve() / "run").glob("*.tag"))
 
 
-def tag(name: str, home: Path | None = None) -> Path:
+def program_tag(name: str, home: Path | None = None) -> Path:
     """The tag of a program. home: by default that of the environment."""
     return (home or Path(os.environ["INGEST_HOME"])).resolve() / "run" / f"{name}.tag"
 
 
-def holders(tag: Path) -> list[int]:
+def tag_holders(tag: Path) -> list[int]:
     """The processes that hold this tag, except the caller."""
     pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -46,24 +46,24 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def leads(pid: int) -> bool:
+def is_leader(pid: int) -> bool:
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:
         return False
 
 
-def end(tag: Path, ask: int, patience: float) -> bool:
+def end_tagged(tag: Path, ask: int, patience: float) -> bool:
     """Signal `ask` all that hold this tag, wait `patience` seconds, kill; returns whether there were any."""
-    pids = holders(tag)
+    pids = tag_holders(tag)
     for number, seconds in (ask, patience), (signal.SIGKILL, 5.0):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         deadline = time.monotonic() + seconds
-        while holders(tag) and time.monotonic() < deadline:
+        while tag_holders(tag) and time.monotonic() < deadline:
             time.sleep(0.01)
-        if not holders(tag):
+        if not tag_holders(tag):
             break
     return bool(pids)
 
@@ -94,9 +94,9 @@ def name_lines(name: str) -> None:
 
 
 def main(name: str, ask: str, *command: str) -> None:
-    mine = tag(name)
+    mine = program_tag(name)
     name_lines(name)
-    if end(mine, signal.Signals[f"SIG{ask}"], patience=0.4):
+    if end_tagged(mine, signal.Signals[f"SIG{ask}"], patience=0.4):
         print("ended the processes that an earlier run left", flush=True)
     if mine.exists():  # a program that cannot run must not use a whole core for its restarts
         time.sleep(max(0.0, min(PAUSE_SECONDS, mine.stat().st_mtime + PAUSE_SECONDS - time.time())))

@@ -78,7 +78,7 @@ location ~ "^({paths})/$" {{
 """
 
 
-def quoted(path: object) -> str:
+def quoted_path(path: object) -> str:
     """A path in a configuration. Raises: SettingError if nginx, Redis or supervisord would read it as another one."""
     if re.search(r'["$%\\\n\udc80-\udcff]|,(?!nohostname$)', str(path)):
         raise SettingError(
@@ -87,14 +87,14 @@ def quoted(path: object) -> str:
     return f'"{path}"'
 
 
-def allows(networks: Collection[str]) -> str:
+def allow_lines(networks: Collection[str]) -> str:
     return " ".join(f"allow {network};" for network in networks)
 
 
 def contributed(s: Settings) -> dict[str, str]:
     """What contributions add, by KIND/NAME.conf or by a word; of one word, the texts one after the other."""
     texts: dict[str, str] = {}
-    for added in registry.hooks("nginx"):
+    for added in registry.load_hooks("nginx"):
         for name, text in added(s).items():
             texts[name] = texts.get(name, "") + text
     return texts
@@ -104,8 +104,8 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
     """The core's files in includes/, by name. added: see `contributed`."""
     added = added or {}
     options = f"{added.get('listen', '')} backlog=65535 reuseport"
-    networks = [allows(s.allow[:5]), allows(s.allow[5:])] if s.allow == PRIVATE else [allows(s.allow)]
-    servers = (f"server {quoted(f'unix:{path}')} max_fails=0;\n" for path in s.gateway_sockets)
+    networks = [allow_lines(s.allow[:5]), allow_lines(s.allow[5:])] if s.allow == PRIVATE else [allow_lines(s.allow)]
+    servers = (f"server {quoted_path(f'unix:{path}')} max_fails=0;\n" for path in s.gateway_sockets)
     return {
         "gateway.conf": GATEWAY + "".join(servers),
         "hosts.conf": HOSTS.format(names="|".join(map(re.escape, ("localhost", *s.hosts)))),
@@ -116,20 +116,20 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
         "access.conf": ACCESS.format(networks="\n".join(networks)),
         "host.conf": HOST + f"{HOST_CHECK}\n" * ("credentials" not in added) + f"{PROXY_CHECK}\n",
         "log.conf": LOG.format(more=f"    '{added['log']}'\n" if "log" in added else ""),
-        "fields.conf": "".join(fields(added.get("sender", '""'))),
-        "routes.conf": routes(s, added),
+        "fields.conf": "".join(passed_fields(added.get("sender", '""'))),
+        "routes.conf": route_locations(s, added),
     }  # fmt: skip
 
 
-def fields(sender: str) -> Iterator[str]:
+def passed_fields(sender: str) -> Iterator[str]:
     """The header fields that nginx passes on every path."""
     yield "proxy_pass_request_headers off;\n"
     yield 'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
-    yield from (passed(name) for name in PASSED)
+    yield from (pass_field(name) for name in PASSED)
     yield f"proxy_set_header Sluice-Sender {sender};  # no client can send one\n"
 
 
-def passed(name: str) -> str:
+def pass_field(name: str) -> str:
     variable = "content_type" if name == "Content-Type" else "http_" + name.lower().replace("-", "_")
     return f"proxy_set_header {name} ${variable};\n"
 
@@ -144,7 +144,7 @@ def whole_head(sender: str) -> str:
     )
 
 
-def routes(s: Settings, added: Mapping[str, str]) -> str:
+def route_locations(s: Settings, added: Mapping[str, str]) -> str:
     """The locations of the routes. One with = costs the other paths nothing."""
     known = load_routes(s.routes)
     more = registry.listed("fields")
@@ -166,7 +166,7 @@ def routes(s: Settings, added: Mapping[str, str]) -> str:
         elif route.get or route.methods:
             lines += once
         made.append(f"location {where} {{\n{indented(lines + head)}    proxy_pass http://sluice_gateway;\n}}\n")
-    probes = (*PROBES, *registry.declared("probes"))
+    probes = (*PROBES, *registry.declared_entries("probes"))
     fixed = (path for path in (*known, *probes) if f"{path}/" not in known and not varies(path))
     slashed = "|".join(map(re.escape, fixed))
     made.append(SLASHES.format(paths=slashed))
@@ -184,7 +184,7 @@ def head_of(route: Route, more: Collection[str], sender: str) -> str:
     if route.fields is None and not names:
         return ""
     address = "proxy_set_header X-Real-IP $remote_addr;\n" * (route.fields is not None)  # a Unix socket has none
-    return "include includes/fields.conf;\n" + address + "".join(map(passed, names))
+    return "include includes/fields.conf;\n" + address + "".join(map(pass_field, names))
 
 
 def indented(text: str) -> str:
@@ -207,7 +207,7 @@ def expanded(text: str, folder: Path, names: Collection[str]) -> str:
 
 def pattern_of(path: Path) -> str:
     """A path after `include`, which takes * ? [ for a pattern."""
-    return re.sub(r"([*?\[])", r"\\\\\1", quoted(path))
+    return re.sub(r"([*?\[])", r"\\\\\1", quoted_path(path))
 
 
 def configuration(s: Settings, has_ipv6: bool) -> dict[str, str]:

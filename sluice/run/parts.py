@@ -19,7 +19,7 @@ KINDS = "spools", "databases", "destinations"
 
 def extras(s: settings.Settings) -> set[str]:
     """What these settings need beside what every cell needs."""
-    return {entry.extra for url in urls(s) for kind in KINDS if (entry := registry.of_url(kind, url))} - {""}
+    return {entry.extra for url in setting_urls(s) for kind in KINDS if (entry := registry.of_url(kind, url))} - {""}
 
 
 def lacking(s: settings.Settings) -> list[str]:
@@ -35,13 +35,13 @@ def is_there(requirement: str) -> bool:
         return False
 
 
-def parts(s: settings.Settings) -> list[str]:
+def needed_parts(s: settings.Settings) -> list[str]:
     found = extras(s)
     groups = GROUP.findall((ROOT / "pyproject.toml").read_text())  # of others, `up` has all that they need
     return ["pypy"] * (s.runtime == "pypy") + [group for group in groups if group in found]
 
 
-def urls(s: settings.Settings) -> Iterator[str]:
+def setting_urls(s: settings.Settings) -> Iterator[str]:
     """The texts among the values of all settings."""
     for value in s.values().values():
         for each in value.values() if isinstance(value, ByStream) else (value,):
@@ -50,4 +50,4 @@ def urls(s: settings.Settings) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(parts(settings.load_or_exit(file=True))))
+    print("\n".join(needed_parts(settings.load_or_exit(file=True))))

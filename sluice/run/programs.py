@@ -36,13 +36,13 @@ class Part(NamedTuple):
 
 def declared(s: Settings) -> dict[str, Part]:
     """The programs that these settings need, by name."""
-    found = {name: program.load()(s) for name, program in registry.declared("programs").items()}
+    found = {name: program.load()(s) for name, program in registry.declared_entries("programs").items()}
     return {name: part for name, part in found.items() if part}
 
 
 def upgraded() -> set[str]:
     """The names of all programs that a reload upgrades, whatever the settings are."""
-    return {name for name, program in registry.declared("programs").items() if program.upgrades}
+    return {name for name, program in registry.declared_entries("programs").items() if program.upgrades}
 
 
 def unit_folders() -> list[Path]:

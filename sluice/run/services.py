@@ -22,7 +22,7 @@ from sluice.base import files as files_at
 from sluice.places import ROOT
 from sluice.run import configure, programs, servers, up
 from sluice.run.first_screen import who_may
-from sluice.run.parts import parts
+from sluice.run.parts import needed_parts
 from sluice.run.up import Failed
 
 HOME = Path("/var/lib/sluice")  # the same path is in deploy/systemd/
@@ -47,7 +47,7 @@ exec runuser -u {user} -- {root}/bin/sluice "$@"
 """
 
 
-def given(file: str, environ: Mapping[str, str]) -> dict[str, str]:
+def service_settings(file: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings in the file, overridden by those of the environment. Raises: SettingError."""
     values = {"INGEST_HOME": str(HOME)} | settings.assignments(file, str(DEFAULTS))
     values |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
@@ -64,11 +64,11 @@ def defaults(values: Mapping[str, str]) -> str:
     return "# Settings: docs/protocol/operator.md. After a change, run bin/provision services.\n" + "".join(lines)
 
 
-def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
+def system_files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
     """The system's files for Sluice, path -> text. root: the checkout. nginx: whether to configure the system's."""
     network = not s.store.startswith("sqlite:") or not s.has_own_redis
     wanted = {
-        "sluice-worker@.service.d/network.conf": network or any(needs(s) for needs in registry.hooks("network")),
+        "sluice-worker@.service.d/network.conf": network or any(needs(s) for needs in registry.load_hooks("network")),
         "nginx.service.d/sluice.conf": nginx,
     }
     places = {
@@ -91,7 +91,7 @@ def files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, st
     return texts
 
 
-def check(s: settings.Settings) -> None:
+def check_checkout(s: settings.Settings) -> None:
     """Raises: Failed or SettingError if services cannot run from this checkout."""
     if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
@@ -103,7 +103,7 @@ def check(s: settings.Settings) -> None:
         raise Failed(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
 
 
-def write(path: Path, text: str, mode: int) -> bool:
+def write_changed(path: Path, text: str, mode: int) -> bool:
     """Write a file unless it has this content; returns whether it was written."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text() == text:
@@ -124,7 +124,7 @@ def run(*command: object) -> None:
         raise Failed(f"{command[0]} failed: {error}") from None
 
 
-def prepare(values: Mapping[str, str]) -> bool:
+def prepare_home(values: Mapping[str, str]) -> bool:
     """As USER, write the configuration to INGEST_HOME; returns whether it changed. Raises: Failed."""
     before = contents(HOME / "etc")
     done = subprocess.run(
@@ -141,11 +141,11 @@ def contents(folder: Path) -> dict[str, str]:
     texts = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
-            texts[str(path)] = files_at.read(path)
+            texts[str(path)] = files_at.read_file(path)
     return texts
 
 
-def install(values: Mapping[str, str], s: settings.Settings) -> bool:
+def install_files(values: Mapping[str, str], s: settings.Settings) -> bool:
     """Write the files that are missing or differ, enable the services; returns whether anything changed."""
     sites = Path("/etc/nginx/sites-enabled"), Path("/etc/nginx/conf.d")
     others = [str(path) for folder in sites if folder.is_dir() for path in folder.iterdir() if path.name != "default"]
@@ -154,18 +154,18 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
             f"sluice: nginx is not configured, because it already uses {' '.join(others)}: "
             f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
-    new = files(s, ROOT, nginx=not others)
+    new = system_files(s, ROOT, nginx=not others)
     most = {**values, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1"}
-    optional = files(settings.load(most), ROOT)
+    optional = system_files(settings.load_settings(most), ROOT)
     changed = False
     for path in USERS, FOLDERS:
-        changed |= write(path, new[path], 0o644)
+        changed |= write_changed(path, new[path], 0o644)
     run("systemd-sysusers", USERS)
     run("systemd-tmpfiles", "--create", FOLDERS)
-    changed |= prepare(values)  # checks them: the next start would fail with what cannot be used
-    changed |= write(DEFAULTS, defaults(values), 0o600)  # it may hold a password
+    changed |= prepare_home(values)  # checks them: the next start would fail with what cannot be used
+    changed |= write_changed(DEFAULTS, defaults(values), 0o600)  # it may hold a password
     for path, text in new.items():
-        changed |= write(path, text, 0o755 if path.parent.name == "bin" else 0o644)
+        changed |= write_changed(path, text, 0o755 if path.parent.name == "bin" else 0o644)
     for path in optional.keys() - new.keys():
         if path.exists():
             path.unlink()
@@ -182,7 +182,7 @@ def install(values: Mapping[str, str], s: settings.Settings) -> bool:
     return changed or enabled != set(units)
 
 
-def start(changed: bool, s: settings.Settings) -> None:
+def start_services(changed: bool, s: settings.Settings) -> None:
     """Start the services, or restart them. Raises: Failed if the gateway accepts no writes within a minute."""
     run("systemctl", "daemon-reload")
     # a container may lack permission for this, and works without it
@@ -190,7 +190,7 @@ def start(changed: bool, s: settings.Settings) -> None:
     run("systemctl", "restart" if changed else "start", "sluice.target", "nginx.service")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if up.serves(s, 1.0):
+        if up.is_serving(s, 1.0):
             return
         time.sleep(0.1)
     raise Failed("the gateway does not accept writes: journalctl -u 'sluice*' -u redis-server@sluice -u nginx")
@@ -200,12 +200,12 @@ def main(words: list[str]) -> None:
     with up.exit_on_error(HOME):
         if words == ["prepare"]:  # as USER
             os.umask(0o077)
-            s = settings.load()
-            up.check(s)
-            configure.write(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
+            s = settings.load_settings()
+            up.check_start(s)
+            configure.write_configuration(s, configure.MAX_FILES)  # LimitNOFILE= of nginx in deploy/systemd/
             return
         if words == ["check"]:  # before nginx reloads
-            s = settings.load(given(DEFAULTS.read_text(), {}))
+            s = settings.load_settings(service_settings(DEFAULTS.read_text(), {}))
             with contextlib.suppress(KeyError):  # before `bin/provision services` there is no user
                 user = pwd.getpwnam(USER)  # in whose directory no file is written as root
                 os.initgroups(USER, user.pw_gid)
@@ -214,17 +214,17 @@ def main(words: list[str]) -> None:
             os.umask(0o077)
             configure.write_secrets(s)
             return
-        values = given(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
-        s = settings.load(values)
-        check(s)
+        values = service_settings(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
+        s = settings.load_settings(values)
+        check_checkout(s)
         servers.check()
-        for part in parts(s):
+        for part in needed_parts(s):
             run(ROOT / "bin/provision", part)
-        changed = install(values, s)
+        changed = install_files(values, s)
         if not BOOTED.is_dir():
             print("sluice: systemd is not running; the services start when it does.")
         else:
-            start(changed, s)
+            start_services(changed, s)
             print(f"Sluice accepts writes at http://localhost:{s.port}; `sluice status` shows where they are.")
             print(f"Access: {who_may(s)}.")
 

@@ -79,8 +79,8 @@ class Options(ServerOptions):
 
 def find_successor(name: str) -> int | None:
     """The new master of a program that has ended: it leads a process group and has become a child of this process."""
-    ours = (pid for pid in launch.holders(launch.tag(name)) if launch.parent_of(pid) == os.getpid())
-    return next(filter(launch.leads, ours), None)
+    ours = (pid for pid in launch.tag_holders(launch.program_tag(name)) if launch.parent_of(pid) == os.getpid())
+    return next(filter(launch.is_leader, ours), None)
 
 
 class Output:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice import places, registry, settings
-from sluice.base import disk, screen
+from sluice.base import disk, terminal
 from sluice.base.counters import Counter
 from sluice.base.files import replaceable
 from sluice.http.endpoints import load_endpoints
@@ -30,7 +30,7 @@ from sluice.routes import load_routes
 from sluice.run import configure, launch, parts, servers
 from sluice.run.first_screen import first_screen, words_of
 from sluice.run.servers import Failed
-from sluice.store import own
+from sluice.store import database_identity
 
 # one of them is in each $INGEST_HOME that was ever used, or in a copy of one
 MARKS = "etc/sluice.conf", "run/up.lock", "redis/appendonlydir"
@@ -42,13 +42,13 @@ ANNOUNCED_SECONDS = 20.0  # after the start: why there is no first screen, if no
 ORDER = ("worker", "nginx", "gateway", "views", "redis")
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line. If it cannot be printed (bin/up | head -n 1; bin/up > a full disk), everything runs on."""
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
-def check(s: settings.Settings) -> None:
+def check_start(s: settings.Settings) -> None:
     """Check what bin/up and the services need of the settings, and make the directories. Raises: SettingError."""
     if s.runtime == "pypy" and not places.CHECKOUT:
         raise settings.SettingError("INGEST_RUNTIME=pypy needs a checkout of Sluice: the package runs on CPython.")
@@ -56,7 +56,7 @@ def check(s: settings.Settings) -> None:
         raise settings.SettingError(f"the settings need more: {places.installing(','.join(lacking))}")
     check_paths(s)
     check_modules(s)
-    configure.secrets(s)
+    configure.nginx_secrets(s)
     check_home(s.home)
     check_places(s)
 
@@ -66,7 +66,7 @@ def check_paths(s: settings.Settings) -> None:
     for name, value in s.values().items():
         if isinstance(value, Path) or (name == "spool" and s.has_own_redis):
             try:
-                configure.quoted(value)
+                configure.quoted_path(value)
             except settings.SettingError as error:
                 raise settings.SettingError(f"{settings.variable(name)}: {error}") from None
 
@@ -124,9 +124,9 @@ def lock_home(s: settings.Settings) -> None:
         raise Failed(f"{places.UP} already runs in {s.home}; set INGEST_HOME to use another directory.") from None
 
     order = {name: at for at, name in enumerate(ORDER)}
-    for tag in sorted(launch.tags(s.home), key=lambda tag: order.get(tag.stem.partition("-")[0], -1)):
-        if launch.end(tag, signal.SIGTERM, patience=3.0):
-            say(f"An earlier {places.UP} was killed; ended its {tag.stem}.")
+    for tag in sorted(launch.home_tags(s.home), key=lambda tag: order.get(tag.stem.partition("-")[0], -1)):
+        if launch.end_tagged(tag, signal.SIGTERM, patience=3.0):
+            print_line(f"An earlier {places.UP} was killed; ended its {tag.stem}.")
     s.closing.unlink(missing_ok=True)  # left by a killed bin/sluice reload
 
 
@@ -134,7 +134,7 @@ def check_addresses(s: settings.Settings) -> None:
     """Nginx and Redis would restart forever if their port or sockets were in use. Raises: Failed."""
     for address in ("0.0.0.0", "::")[: 1 + configure.has_ipv6()]:  # noqa: S104  # as nginx listens
         try:
-            configure.bind(address, s.port)
+            configure.check_port(address, s.port)
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"is not available ({error.strerror})"
             raise Failed(f"port {s.port} {reason}; set INGEST_PORT to use another.") from None
@@ -152,7 +152,7 @@ def check_places(s: settings.Settings) -> None:
     """Make the directories that settings name, for files that are not in $INGEST_HOME. Raises: SettingError."""
     places = [("INGEST_STORE", s.store.removeprefix("sqlite:///"))] if s.store.startswith("sqlite:") else []
     places += [("INGEST_SPOOL", s.spool)] if s.has_own_redis else []
-    places += [place for more in registry.hooks("places") for place in more(s)]
+    places += [place for more in registry.load_hooks("places") for place in more(s)]
     if s.has_own_redis and os.path.lexists(s.spool) and not Path(s.spool).is_socket():
         raise settings.SettingError(f"INGEST_SPOOL: {s.spool} is there and is no socket: Redis would delete it.")
     for name, file in places:
@@ -161,7 +161,7 @@ def check_places(s: settings.Settings) -> None:
         folder = Path(file).parent
         require_mounted(name, folder)
         if name == "INGEST_STORE":
-            own.require_file(s)
+            database_identity.require_file(s)
         if folder.is_relative_to(s.home):
             continue
         try:
@@ -194,7 +194,7 @@ def check_modules(s: settings.Settings) -> None:
                 f"INGEST_ROUTES: {path} leads to the stream {route.stream}, which has no decoder; add the stream to "
                 "STREAMS in the module of INGEST_RECORDS."
             )
-    for check_more in registry.hooks("check"):
+    for check_more in registry.load_hooks("check"):
         check_more(s, routes, streams)
     check_store(s.store)
 
@@ -217,7 +217,7 @@ def exit_on_error(home: Path) -> Iterator[None]:
     except Failed as error:
         sys.exit(f"sluice: {error}")
     except OSError as error:
-        sys.exit(f"sluice: {home} cannot be used: {screen.why(error)}")
+        sys.exit(f"sluice: {home} cannot be used: {terminal.system_reason(error)}")
 
 
 def connected(sockets: list[Path], seconds: float = 1.0) -> socket.socket | None:
@@ -243,15 +243,15 @@ def get(connection: socket.socket | None, target: str) -> str:
     return ""
 
 
-def answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
+def gateway_answers(sockets: list[Path], target: str, seconds: float = 1.0) -> bool:
     """Whether a gateway process answers GET with 200 within this time."""
     return get(connected(sockets, seconds), target).startswith("HTTP/1.1 200")
 
 
-def serves(s: settings.Settings, seconds: float) -> bool:
+def is_serving(s: settings.Settings, seconds: float) -> bool:
     """Whether a client's request reaches the gateway, and its Redis takes bodies. seconds: for each step."""
     # at its socket: nginx may require a key
-    return answers(s.gateway_sockets, "/readyz", seconds) and reaches_gateway(s, seconds)
+    return gateway_answers(s.gateway_sockets, "/readyz", seconds) and reaches_gateway(s, seconds)
 
 
 def reaches_gateway(s: settings.Settings, seconds: float) -> bool:
@@ -297,23 +297,23 @@ def main() -> None:
     os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
     os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
     with exit_on_error(s.home):
-        check(s)
+        check_start(s)
         check_files()
         servers.check()
         lock_home(s)
         check_addresses(s)
-        configure.write(s)
+        configure.write_configuration(s)
         check_nginx(s.home)
     due = time.monotonic() + ANNOUNCED_SECONDS
 
     def announced() -> bool:
         nonlocal due
-        if serves(s, 0.2):  # supervisord waits for it
-            say(first_screen(s))
+        if is_serving(s, 0.2):  # supervisord waits for it
+            print_line(first_screen(s))
             return True
         if time.monotonic() > due:
             due = math.inf
-            say(f"Sluice takes no writes yet: {why_not(s)}")
+            print_line(f"Sluice takes no writes yet: {why_not(s)}")
         return False
 
     from sluice.run import supervise  # supervisord; imported here, because other programs use the functions above

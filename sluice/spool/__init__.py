@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways: int) -> Inlet:
-    if known := other(spool, "inlet:Inlet"):
+    if known := contributed_class(spool, "inlet:Inlet"):
         opened: Inlet = known(spool, figures, max_bytes, gateways)
         return opened
     from sluice.spool import inlet
@@ -26,7 +26,7 @@ def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways
 
 
 def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
-    if known := other(spool, "outlet:Outlet"):
+    if known := contributed_class(spool, "outlet:Outlet"):
         opened: Outlet = known(spool, figures)
         return opened
     from sluice.spool import outlet
@@ -36,7 +36,7 @@ def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
 
 def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
     """The operator's side. timeout: seconds to wait for one reply of Redis."""
-    if known := other(spool, "inspector:Inspector"):
+    if known := contributed_class(spool, "inspector:Inspector"):
         opened: Inspector = known(spool, figures, timeout)
         return opened
     from sluice.spool import inspector
@@ -44,13 +44,13 @@ def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
     return inspector.Inspector(spool, timeout)
 
 
-def other(spool: str, name: str) -> Any:
+def contributed_class(spool: str, name: str) -> Any:
     """A class of what is in the list's place; None: the list is in Redis. Raises: NotInstalled."""
     entry = registry.of_url("spools", spool)
     if entry is None or entry.is_redis:
         return None
     try:
-        return registry.load(f"{entry.target}.{name}")
+        return registry.load_target(f"{entry.target}.{name}")
     except ImportError as error:
         lacks = entry.lacks(error)
         if isinstance(lacks, registry.NotInstalled):

@@ -72,7 +72,7 @@ class Inlet:
         replicas: number of replicas of Redis that must confirm a commit, at least. gateways: processes like this one.
         """
         name = f"{NAME}:gateway:{os.getpid()}"
-        self.redis = connection(address, TIMEOUT_SECONDS, client_name=name, redis_connect_func=prepare)
+        self.redis = connection(address, TIMEOUT_SECONDS, client_name=name, redis_connect_func=prepare_link)
         self.counts = Counts()
         self.sizes = self.counts.histogram("commit_bodies", SIZES)
         self.seconds = self.counts.histogram("commit_seconds", SECONDS)
@@ -274,7 +274,7 @@ class Inlet:
         """Refuse everything while the disk of Redis has too little room beyond its reserve: what waits is written there
         once more when it is claimed. Call this about once a second. place: Redis's directory.
         """
-        spare = disk.spare(place)
+        spare = disk.spare_bytes(place)
         with self.turn:
             if spare < self.waiting() and not self.away:
                 try:
@@ -376,7 +376,7 @@ class Inlet:
         return errors.REPLICAS_BEHIND % self.required if self.behind else None
 
 
-def prepare(link: Any) -> None:
+def prepare_link(link: Any) -> None:
     """For each new connection; see `open_layout`. Raises: RedisError."""
     try:
         open_layout(link)

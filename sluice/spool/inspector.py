@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from redis.exceptions import ResponseError
 
-from sluice.base.connect import client, exchange, required
+from sluice.base.connect import connect_client, exchange, required
 from sluice.spool import contract
 from sluice.spool.claim import Claim, Window
 from sluice.spool.contract import Keys
@@ -74,7 +74,7 @@ class Inspector:
     """Reads the state of Redis, purges, and releases claims. Every method raises RedisError."""
 
     def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS) -> None:
-        self.redis = client(address, timeout, redis_connect_func=contract.read_layout)
+        self.redis = connect_client(address, timeout, redis_connect_func=contract.read_layout)
 
     def require(self, verb: str) -> None:
         """Whether there is such a verb for this spool. Raises: NoSuchVerb."""
@@ -101,7 +101,9 @@ class Inspector:
             {name: max(0, int(now) - int(at)) / 1e6 for name, at in arrived.items() if at},
             size,
             purged,
-            windows([(name.decode(), int(first)) for name, first in zip(epochs[::2], epochs[1::2])], taken, ready),
+            epoch_windows(
+                [(name.decode(), int(first)) for name, first in zip(epochs[::2], epochs[1::2])], taken, ready
+            ),
             confirmed=not confirmed or confirmed[-1] >= number,
         )
 
@@ -213,7 +215,7 @@ class Inspector:
         return {match[1].decode("utf-8", "replace") for match in matches if match}
 
 
-def windows(epochs: list[tuple[str, int]], taken: int, ready: int) -> list[Window]:
+def epoch_windows(epochs: list[tuple[str, int]], taken: int, ready: int) -> list[Window]:
     """The windows of the epochs of a list. epochs: each with its first number, ascending."""
     if not epochs:
         return []

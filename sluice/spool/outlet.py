@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from redis.exceptions import RedisError
 
-from sluice.base.connect import client, connection, exchange, required
+from sluice.base.connect import connect_client, connection, exchange, required
 from sluice.base.counters import Counts
 from sluice.spool import contract
 from sluice.spool.claim import Claim
@@ -69,9 +69,9 @@ class Outlet:
     def __init__(self, address: str, replicas: int = 0) -> None:
         """replicas: number of replicas of Redis that must confirm a claim, at least."""
         self.replicas = replicas
-        self.redis = client(address, UNHURRIED_SECONDS)
+        self.redis = connect_client(address, UNHURRIED_SECONDS)
         # A reply that is lost must not hold up the next renewals until the lease has ended
-        self.renewing = client(address, RENEW_SECONDS)
+        self.renewing = connect_client(address, RENEW_SECONDS)
         # An idle worker polls often, and polling through the client takes four times the CPU. It connects first.
         self.polling = connection(address, UNHURRIED_SECONDS, redis_connect_func=contract.open_layout)
         # This connection's name lists the claims that the worker holds, and disappears with the process.

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.types import Body, Outcome, RowsRejected
-from sluice.streams.message import sender, sender_head
+from sluice.streams.message import sender_head, sender_of
 from sluice.streams.record import Record, Reject
 
 Bodies = Sequence[Body]
@@ -26,12 +26,12 @@ class Bisection:
 
     def __init__(self, insert: Callable[[Bodies], Outcome]) -> None:
         self.insert = insert
-        self.left = bounds.SEARCH_INSERTS
+        self.left = transaction_limits.SEARCH_INSERTS
 
     def store(self, bodies: Bodies) -> Outcome:
         """Insert all that is not rejected, and bury the rest. Not all of it can be inserted at once."""
         outcome = Outcome(0, 0)
-        for piece in split(bodies, bounds.CHUNK_RECORDS):
+        for piece in split_bodies(bodies, transaction_limits.CHUNK_RECORDS):
             outcome = outcome.plus(self.search(piece))
         return outcome
 
@@ -44,14 +44,14 @@ class Bisection:
             size = sum(map(len, bodies))
             if size == 1 or self.left <= 0:
                 reason = " ".join(f"rejected by {error.by}: {error}".split())[:200]
-                return self.insert([buried(body, reason) for body in bodies])
+                return self.insert([bury_records(body, reason) for body in bodies])
         outcome = Outcome(0, 0)
-        for half in split(bodies, (size + 1) // 2):
+        for half in split_bodies(bodies, (size + 1) // 2):
             outcome = outcome.plus(self.search(half))
         return outcome
 
 
-def split(bodies: Bodies, size: int) -> Iterator[list[Body]]:
+def split_bodies(bodies: Bodies, size: int) -> Iterator[list[Body]]:
     """The bodies in lists of so many records and rejects; a body may be in several."""
     if sum([len(body.records) + len(body.rejects) for body in bodies]) <= size:
         yield [*bodies]
@@ -72,18 +72,18 @@ def split(bodies: Bodies, size: int) -> Iterator[list[Body]]:
         yield piece
 
 
-def buried(body: Body, reason: str) -> Body:
+def bury_records(body: Body, reason: str) -> Body:
     """A body with rejects in the place of its records. Several are one letter, up to MERGED_BYTES."""
     # the text of a reject itself was rejected, such as its reason: keep what was sent, not our words for it
     rejects = [reject._replace(reason=reason) for reject in body.rejects]
     if body.is_single and body.records:
         return body.replace((), [Reject(body.item, reason, True)])
     parts, size = list[bytes](), 0
-    head = sender_head(sender(body.item)) if body.records else b""
+    head = sender_head(sender_of(body.item)) if body.records else b""
     for record in body.records:
-        parts.append(encode(record))
+        parts.append(encode_record(record))
         size += len(parts[-1])
-        if size >= bounds.MERGED_BYTES:
+        if size >= transaction_limits.MERGED_BYTES:
             rejects.append(Reject(head + b"\n".join(parts), reason))
             parts, size = [], 0
     if parts:
@@ -91,7 +91,7 @@ def buried(body: Body, reason: str) -> Body:
     return body.replace((), rejects)
 
 
-def encode(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
     """A body that holds this record alone."""
     try:
         return msgspec.json.encode(record)

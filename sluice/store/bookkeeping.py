@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from sluice.base.times import boot, uptime
+from sluice.base.times import boot_id, uptime_seconds
 from sluice.parsers import DAY
 from sluice.spool.claim import Claim, Window
-from sluice.store import bounds
-from sluice.store.types import CellFigures, Epoch, Ledger, Row, Unpublished, shown
+from sluice.store import transaction_limits
+from sluice.store.types import CellFigures, Epoch, Ledger, Row, Unpublished, bare_url
 
 Db = TypeVar("Db")
 
@@ -204,7 +204,7 @@ class Bookkeeping(ABC, Generic[Db]):
             f"WHERE reason <> '' OR age > {LATE_SECONDS} GROUP BY 1, 2 ORDER BY 1, 2"
         )
         with self.transaction(read=True) as db:
-            return [Unpublished(row[0], shown(row[1]), int(row[2]), *row[3:]) for row in self.run(db, asked)]
+            return [Unpublished(row[0], bare_url(row[1]), int(row[2]), *row[3:]) for row in self.run(db, asked)]
 
     def forget(self, cell: str) -> bool:
         """Delete the figures of a cell; False if there are none."""
@@ -243,17 +243,19 @@ class Bookkeeping(ABC, Generic[Db]):
         or of a clock that was ahead, may stand before older ones. before: microseconds since 1970. Raises: Unavailable.
         """
         start, at = self.swept.pop("", 0), self.time(before)
-        next_ones = f"SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {bounds.SEARCH_ROWS}"
+        next_ones = (
+            f"SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {transaction_limits.SEARCH_ROWS}"
+        )
         some = f"({next_ones}) AS few"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
             ((end, rows),) = self.run(db, f"SELECT max(id), count(*) FROM {some}", (start,))
-            found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {bounds.EXPIRE_LETTERS}"
+            found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {transaction_limits.EXPIRE_LETTERS}"
             old = [id for (id,) in self.run(db, found, (start, at))]
         if old:
             self.delete_letters(old)
-        if len(old) == bounds.EXPIRE_LETTERS:
+        if len(old) == transaction_limits.EXPIRE_LETTERS:
             self.swept[""] = old[-1]
-        elif rows == bounds.SEARCH_ROWS:
+        elif rows == transaction_limits.SEARCH_ROWS:
             self.swept[""] = end
         return "" in self.swept
 
@@ -290,7 +292,7 @@ class Bookkeeping(ABC, Generic[Db]):
         ages = [*(value for pair in before.items() for value in pair), min(before.values())]
         part = "FROM batches_keys WHERE key > ?"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {bounds.SEARCH_ROWS - 1}"
+            end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {transaction_limits.SEARCH_ROWS - 1}"
             (last,) = (self.run(db, end, (above,)) or [(LAST_KEY,)])[0]
             counted = (
                 f"SELECT stream, count(*), sum(CASE WHEN {is_old} THEN 1 ELSE 0 END), "
@@ -324,16 +326,16 @@ class Bookkeeping(ABC, Generic[Db]):
         database knows. A machine without a clock of its own gets the time soon after.
         """
         known = dict[str, int](self.run(db, "SELECT stream, until FROM batches_horizons"))
-        if (booted := BOOTED.format(boot())) not in known:
+        if (booted := BOOTED.format(boot_id())) not in known:
             last = max(self.last_batch(db), known.get(KEYS, 0))
             until = last + DAYS_BELIEVED * DAY * 1_000_000 if last else int(time.time() * 1e6)
-            self.put_horizons(db, {booted: until - int(uptime() * 1e6)})
+            self.put_horizons(db, {booted: until - int(uptime_seconds() * 1e6)})
         for name in sorted(ages.keys() - known.keys()):
             self.run(db, PUT_HORIZON, (name, self.present(db) - ages[name] * 1_000_000))
 
     def believed(self) -> int | None:
         """The latest time at which this machine may have been booted (microseconds since 1970); None: unknown."""
-        return (boot() and self.horizon(BOOTED.format(boot()))) or None
+        return (boot_id() and self.horizon(BOOTED.format(boot_id()))) or None
 
     def put_horizons(self, db: Db, horizons: Mapping[str, int]) -> None:
         for name, until in horizons.items():

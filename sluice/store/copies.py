@@ -1,8 +1,9 @@
-"""Copies of a whole database: `backup` writes one while everything runs, `restore` puts one in the database's place.
+"""Copies of a whole database: `backup_store` writes one while everything runs, `restore_store` puts one in the
+database's place.
 
 Both are one transaction: a copy is the database of one moment, and a restore happens as a whole or not at all. It
-replaces all that is ours and nothing of others. Each database has a module `copies` in its folder, with `backup`,
-`check` and `restore`.
+replaces all that is ours and nothing of others. Each database has a module `copies` in its folder, with `backup_store`,
+`check` and `restore_store`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class CannotCopy(Exception):
     """One line with the reason. The database is as it was."""
 
 
-def backup(url: str, file: Path, progress: Progress) -> None:
+def backup_store(url: str, file: Path, progress: Progress) -> None:
     """Copy the database of a store's URL to a file, which appears or is replaced once the copy is on disk.
 
     Raises: Unavailable, CannotCopy; OSError if the file cannot be written.
@@ -33,7 +34,7 @@ def backup(url: str, file: Path, progress: Progress) -> None:
         module_of(database_of(url), "copies").backup(store, part, progress)
 
 
-def restore(url: str, file: Path, replace: bool, progress: Progress) -> None:
+def restore_store(url: str, file: Path, replace: bool, progress: Progress) -> None:
     """Put a copy in the place of the database of a store's URL, whose tables are created if it has none.
 
     replace: also if batches are stored there.

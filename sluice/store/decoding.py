@@ -30,7 +30,7 @@ from typing import NamedTuple
 from sluice.base.counters import Histogram
 from sluice.base.daemon import Interrupted
 from sluice.spool.claim import Claim
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.types import Body
 from sluice.streams.record import Decoded, Limits, Reject
 from sluice.streams.registry import Stream
@@ -61,28 +61,28 @@ def decode_claim(
     decode, add, monotonic = stream.decode, bodies.append, time.monotonic
     began = look_at = monotonic()
     blocks, held, full = sys.getallocatedblocks(), 0, False
-    for received, numbered in arrivals(claim, items):
+    for received, numbered in claim_arrivals(claim, items):
         for seq, item in numbered:
             try:
-                decoded = decode(item, limits) if seq % SAMPLE else timed(stream, item, limits, times)
+                decoded = decode(item, limits) if seq % SAMPLE else decode_timed(stream, item, limits, times)
                 records, rejects = decoded.records, decoded.rejects
             except BaseException as error:  # a user's decoder may raise anything, and return anything
-                decoded = failed(stream.name, item, error)
+                decoded = failed_decoding(stream.name, item, error)
                 records, rejects = decoded.records, decoded.rejects
             count = len(records) + len(rejects)
             add(Body(seq, received, item, records, rejects, count == 1))
             if count != 1 or decoded.without_rows:  # of the others, a claim has few enough
-                held += decoded.size * bounds.TEXT_FACTOR + count * bounds.RECORD_BYTES
-                full = held >= bounds.HELD_BYTES
+                held += decoded.size * transaction_limits.TEXT_FACTOR + count * transaction_limits.RECORD_BYTES
+                full = held >= transaction_limits.HELD_BYTES
                 without_rows.update(decoded.without_rows)
             if full or (now := monotonic()) >= look_at:
-                if full or now - began >= seconds or sys.getallocatedblocks() - blocks > bounds.HELD_BLOCKS:
+                if full or now - began >= seconds or sys.getallocatedblocks() - blocks > transaction_limits.HELD_BLOCKS:
                     return Group(bodies, seq + 1, without_rows)
-                look_at = now + min(bounds.LOOK_SECONDS, seconds)
+                look_at = now + min(transaction_limits.LOOK_SECONDS, seconds)
     return Group(bodies, bodies[-1].seq + 1, without_rows)
 
 
-def arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, Iterator[tuple[int, bytes]]]]:
+def claim_arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, Iterator[tuple[int, bytes]]]]:
     """Each time of arrival, with the sequence number and the item of each body that has it."""
     first, end = claim.first, claim.first + len(items)
     while first < end:
@@ -91,24 +91,24 @@ def arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, Iterat
         first = until
 
 
-def timed(stream: Stream, item: bytes, limits: Limits, times: Histogram) -> Decoded:
+def decode_timed(stream: Stream, item: bytes, limits: Limits, times: Histogram) -> Decoded:
     began = time.perf_counter()
     decoded = stream.decode(item, limits)
     times.add(time.perf_counter() - began)
     return decoded
 
 
-def failed(stream: str, item: bytes, error: BaseException) -> Decoded:
+def failed_decoding(stream: str, item: bytes, error: BaseException) -> Decoded:
     """One reject of an item whose decoder raised anything: also SystemExit, or a KeyboardInterrupt of its own.
 
     Raises: Interrupted, which the decoder did not raise.
     """
     if isinstance(error, Interrupted):
         raise error
-    log.error("%s: the decoder failed\n%s", stream, trace(error))
+    log.error("%s: the decoder failed\n%s", stream, trace_of(error))
     return Decoded((), (Reject(item, f"the decoder failed: {type(error).__name__}", True),))
 
 
-def trace(error: BaseException) -> str:
+def trace_of(error: BaseException) -> str:
     """The traceback and the type of an error, without its text, which may quote a body."""
     return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__

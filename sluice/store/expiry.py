@@ -14,9 +14,9 @@ from typing import Any
 
 from sluice.base import times
 from sluice.base.override import override
-from sluice.base.screen import ago
+from sluice.base.terminal import format_age
 from sluice.parsers import DEAD
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.bookkeeping import BOOTED, KEYS, LAST_KEY, PASS
 from sluice.store.store import Store
 
@@ -31,7 +31,7 @@ AT_BYTES = 7  # of a key; as a number they fit into 64 bits
 EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
 
 
-def longest(store: Store[Any], kind: str, name: str, age: int) -> tuple[int | None, str]:
+def longest_kept(store: Store[Any], kind: str, name: str, age: int) -> tuple[int | None, str]:
     """The longest that a cell keeps something, and which one; "": none keeps it longer than this one.
 
     kind: see `account.shared`. age: for which this one keeps it, in seconds. Raises: Unavailable.
@@ -67,15 +67,15 @@ class Expiry:
 
     def step(self, store: Store[Any]) -> bool:
         """Delete some; whether there may be more. Raises: Unavailable."""
-        age, keeper = longest(store, "keep", self.name, self.age)
+        age, keeper = longest_kept(store, "keep", self.name, self.age)
         if keeper != self.keeper:
             self.keeper = keeper
             if keeper:
-                how = "for ever" if age is None else f"for {ago(age)}"
+                how = "for ever" if age is None else f"for {format_age(age)}"
                 log.warning("%s: kept %s, as the cell %s keeps it; `status --forget` ends that", self.name, how, keeper)
         if age is None:
             return False
-        present, now = int(time.time() * 1e6), times.uptime()
+        present, now = int(time.time() * 1e6), times.uptime_seconds()
         before = present - int(age * 1e6)
         if self.since is None:
             self.noted, self.booted = store.horizon(self.name), store.believed()
@@ -88,7 +88,7 @@ class Expiry:
         booted = present - int(now * 1e6)
         settled = self.booted is not None and now > SETTLED_SECONDS and not self.behind
         if settled and abs(booted - (self.booted or 0)) > STEP_MICROS:
-            noted = {BOOTED.format(times.boot()): booted}
+            noted = {BOOTED.format(times.boot_id()): booted}
             self.booted = booted
         before = min(before, allowed)
         if before > self.noted + 1e6 * self.pause() / 2:
@@ -102,7 +102,7 @@ class Expiry:
         if behind > max(self.slack * 1e6, STEP_MICROS) and not self.behind:
             self.behind = True
             text = "%s: the clock is %s ahead of what has passed since the last deletion by age; catching up"
-            log.warning(text, self.name, ago(behind / 1e6))
+            log.warning(text, self.name, format_age(behind / 1e6))
         elif behind <= 0 and self.behind:
             self.behind = False
             log.info("%s: deletion by age has caught up", self.name)
@@ -153,13 +153,13 @@ class KeyExpiry(Expiry):
         self.kept += kept
         self.recent += recent
         if more := self.at != LAST_KEY:
-            if times.uptime() >= self.due:
+            if times.uptime_seconds() >= self.due:
                 self.note(store, self.at)
             return more
         noted: dict[str, int] = {}
         for stream, share in shares.items():
             count = self.kept[stream]
-            self.shares[stream] = share = min(1.0, share * bounds.MAX_KEYS / max(1, count))
+            self.shares[stream] = share = min(1.0, share * transaction_limits.MAX_KEYS / max(1, count))
             noted |= {f"share {stream}": int(share * 1e6), f"rate {stream}": self.recent[stream]}
             if share < 1 and stream not in self.short:
                 log.warning("%s: keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", stream, 100 * share, count)
@@ -181,7 +181,7 @@ class KeyExpiry(Expiry):
         self.short = {stream for stream, share in self.shares.items() if share < 1}
 
     def note(self, store: Store[Any], at: bytes, more: Mapping[str, int] = MappingProxyType({})) -> None:
-        self.due = times.uptime() + NOTE_SECONDS
+        self.due = times.uptime_seconds() + NOTE_SECONDS
         counted = {f"kept {stream}": n for stream, n in self.kept.items()}
         counted |= {f"recent {stream}": n for stream, n in self.recent.items()} | dict(more)
         counted["at"] = int.from_bytes(at[:AT_BYTES].ljust(AT_BYTES, b"\0"), "big")
@@ -192,5 +192,5 @@ def kept_seconds(store: Store[Any], stream: str, age: int) -> float:
     """For how long keys of a stream are kept at the rate of RECENT_SECONDS, if that is less than their age; else 0."""
     noted = store.horizons(PASS)
     share, rate = noted.get(f"share {stream}", 1_000_000) / 1e6, noted.get(f"rate {stream}", 0)
-    lasts = min(age * share, bounds.MAX_KEYS / rate * RECENT_SECONDS if rate else age)
+    lasts = min(age * share, transaction_limits.MAX_KEYS / rate * RECENT_SECONDS if rate else age)
     return lasts if lasts < age else 0.0

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS, Bookkeeping
 from sluice.store.types import Body
 from sluice.streams.record import Limits, Record
@@ -137,8 +137,8 @@ class Keys:
     def owners(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         """Key -> the batch that has it; 0: a body of a replay, which no other one is."""
         found: dict[bytes, int] = {}
-        for start in range(0, len(keys), bounds.ASKED_KEYS):
-            asked = keys[start : start + bounds.ASKED_KEYS]
+        for start in range(0, len(keys), transaction_limits.ASKED_KEYS):
+            asked = keys[start : start + transaction_limits.ASKED_KEYS]
             listed = ", ".join("?" * len(asked))
             question = f"SELECT key, batch FROM batches_keys WHERE key IN ({listed}) AND stream = ?"
             found |= dict(self.store.run(self.db, question, (*asked, self.stream)))
@@ -147,8 +147,8 @@ class Keys:
     def leave(self) -> None:
         """Make the keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
         keys = sorted(self.taken)
-        for start in range(0, len(keys), bounds.ASKED_KEYS):
-            some = keys[start : start + bounds.ASKED_KEYS]
+        for start in range(0, len(keys), transaction_limits.ASKED_KEYS):
+            some = keys[start : start + transaction_limits.ASKED_KEYS]
             left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "
             self.store.run(self.db, left + "AND batch = ?", (*some, self.stream, self.batch))
 

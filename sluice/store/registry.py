@@ -12,8 +12,8 @@ from sluice import registry
 from sluice.parsers import FOREVER, Keep
 from sluice.registry import Database
 from sluice.settings import Settings
-from sluice.store.own import require_own
-from sluice.store.store import Elsewhere, Store
+from sluice.store.database_identity import require_own
+from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 
@@ -21,7 +21,7 @@ SQLITE = Database("sluice.store.sqlite", "", "SQLite", "Sqlite", "sqlite:///.+",
 
 
 def databases() -> list[Database]:
-    return list(dict.fromkeys([SQLITE, *registry.declared("databases").values()]))
+    return list(dict.fromkeys([SQLITE, *registry.declared_entries("databases").values()]))
 
 
 def database_of(url: str) -> Database:
@@ -49,7 +49,7 @@ def open_store(
     streams: dict[str, Stream],
     make: bool = True,
     keep: Keep = FOREVER,
-    elsewhere: Elsewhere | None = None,
+    row_destinations: RowDestinations | None = None,
     used: bool = False,
 ) -> Store[Any]:
     """The store of a URL. make: create the database and its tables, or add missing columns.
@@ -60,7 +60,7 @@ def open_store(
     """
     database = database_of(url)
     backend = getattr(module_of(database, "store"), database.store)
-    store: Store[Any] = backend(url, streams, make, keep, elsewhere or Elsewhere(), used)
+    store: Store[Any] = backend(url, streams, make, keep, row_destinations or RowDestinations(), used)
     return store
 
 
@@ -75,9 +75,9 @@ def open_own(s: Settings, streams: Mapping[str, Stream], **more: Any) -> Store[A
     return store
 
 
-def open_elsewhere(s: Settings, streams: Mapping[str, Stream]) -> Elsewhere:
+def open_destinations(s: Settings, streams: Mapping[str, Stream]) -> RowDestinations:
     """Where the rows go that are in no table. Raises: SettingError."""
-    for open_rows in registry.hooks("rows"):
-        opened: Elsewhere = open_rows(s, streams)
+    for open_rows in registry.load_hooks("rows"):
+        opened: RowDestinations = open_rows(s, streams)
         return opened
-    return Elsewhere()
+    return RowDestinations()

@@ -19,11 +19,11 @@ from typing import Any, TypeVar, cast
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.bisection import Bisection
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
-from sluice.store.tables import BURY, LAYOUT, escaped
+from sluice.store.tables import BURY, LAYOUT, escape_reason
 from sluice.store.types import (
     Body,
     Conflict,
@@ -38,7 +38,7 @@ from sluice.store.types import (
     RowsRejected,
     Unavailable,
 )
-from sluice.streams.message import KEPT, NOBODY, sender
+from sluice.streams.message import KEPT, NOBODY, sender_of
 from sluice.streams.record import Limits, Reject
 from sluice.streams.registry import Stream
 
@@ -49,7 +49,7 @@ MICROSECOND = 1_000
 ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
 
 
-def retried(method: F) -> F:
+def retry_conflicts(method: F) -> F:
     """Do a method that is one transaction again, if another transaction was in its way.
 
     For commands; a worker does its other work meanwhile.
@@ -86,7 +86,7 @@ class Attempt:
         raise NotImplementedError
 
 
-class Elsewhere:
+class RowDestinations:
     """Where rows go that are in no table: those of no stream. A contribution has some.
 
     streams: whose rows go elsewhere. copied: whose rows are in their table, and go elsewhere, too.
@@ -127,17 +127,21 @@ class Store(Bookkeeping[Db]):
     TIME_UNIT: int
 
     def __init__(
-        self, streams: Mapping[str, Stream], table: Callable[[Stream], Any], keep: Keep, elsewhere: Elsewhere
+        self,
+        streams: Mapping[str, Stream],
+        table: Callable[[Stream], Any],
+        keep: Keep,
+        row_destinations: RowDestinations,
     ) -> None:
-        self.tables = {name: table(stream) for name, stream in streams.items() if name not in elsewhere.streams}
+        self.tables = {name: table(stream) for name, stream in streams.items() if name not in row_destinations.streams}
         self.rules = {name: stream.rule for name, stream in streams.items()}
         # of the times in its own tables, and of those that are sent elsewhere
-        units = {name: MICROSECOND if name in elsewhere.streams else self.TIME_UNIT for name in streams}
+        units = {name: MICROSECOND if name in row_destinations.streams else self.TIME_UNIT for name in streams}
         self.units = {name: 1 if streams[name].precision == "ns" else unit for name, unit in units.items()}
         self.keep = keep
         kept = {name: keep.of(name) for name in (*streams, DEAD)}
         self.ages = {KEYS: 0} | {name: age for name, age in kept.items() if age is not None}
-        self.elsewhere = elsewhere
+        self.row_destinations = row_destinations
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Db | None = None
         self.swept = {}
@@ -152,7 +156,7 @@ class Store(Bookkeeping[Db]):
         limits: with which they were decoded. Raises: Unavailable.
         """
         rule = self.rules.get(claim.stream)
-        with self.elsewhere.attempt(self, {claim.stream}) as attempt:
+        with self.row_destinations.attempt(self, {claim.stream}) as attempt:
             db: Db = attempt.db
             outcome = Outcome(0, 0, again=True)
             parts = [claim]
@@ -161,7 +165,7 @@ class Store(Bookkeeping[Db]):
                 batch = self.add_batch(db, part)
                 if batch is None:
                     ranges = self.stored(db, part)  # none: only its id is there
-                    parts = [*gaps(part, ranges), *parts] if ranges else parts
+                    parts = [*unstored_parts(part, ranges), *parts] if ranges else parts
                     continue
                 some = bodies if part is claim else [body for body in bodies if part.first <= body.seq < part.end]
                 by_content = rule and (rule.content or rule.fields is not None)
@@ -169,15 +173,15 @@ class Store(Bookkeeping[Db]):
                     keys = Keys(self, db, claim.stream, batch)
                     some = keys.new(rule, some, limits)
                     keys.count(claim.epoch)
-                stored = self.fill(attempt, claim.stream, Origin(batch, senders(some)), some)
+                stored = self.fill(attempt, claim.stream, Origin(batch, key_names(some)), some)
                 self.add_records(db, batch, stored.records)
                 outcome = stored if outcome.again else outcome.plus(stored)
         return outcome
 
     def fill(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
-        copied = stream in self.elsewhere.copied
-        if stream in self.elsewhere.streams or (copied and self.elsewhere.is_copy(stream, origin)):
+        copied = stream in self.row_destinations.copied
+        if stream in self.row_destinations.streams or (copied and self.row_destinations.is_copy(stream, origin)):
             return attempt.store(stream, origin, bodies)
         insert = partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
         if copied:
@@ -196,32 +200,32 @@ class Store(Bookkeeping[Db]):
         skipped. A letter that is buried again has a new, higher id.
         dry: change nothing; only report the result. limits: of one body, as they were when it was buried.
         """
-        due = time.monotonic() + bounds.TURN_SECONDS
+        due = time.monotonic() + transaction_limits.TURN_SECONDS
         bodies: list[Body] = []
         held = 0
         for letter in letters:
             decoded = decode(letter)
             bodies.append(Body.of(letter.seq, letter.received, letter.body, decoded))
-            held += decoded.size * bounds.TEXT_FACTOR + len(bodies[-1]) * bounds.RECORD_BYTES
-            if time.monotonic() >= due or held >= bounds.HELD_BYTES:
+            held += decoded.size * transaction_limits.TEXT_FACTOR + len(bodies[-1]) * transaction_limits.RECORD_BYTES
+            if time.monotonic() >= due or held >= transaction_limits.HELD_BYTES:
                 break
         return self.replace(letters[: len(bodies)], bodies, dry, limits)
 
-    @retried
+    @retry_conflicts
     def replace(self, letters: list[DeadLetter], bodies: list[Body], dry: bool, limits: Limits) -> Replayed:
         """Replace each letter by what it was decoded to, in one transaction."""
         stored = records = dead = 0
         reasons: Counter[str] = Counter()
         batches = {letter.batch for letter in letters}
         streams = {letter.stream for letter in letters}
-        with contextlib.suppress(DryRun), self.elsewhere.attempt(self, streams) as attempt:
+        with contextlib.suppress(DryRun), self.row_destinations.attempt(self, streams) as attempt:
             db: Db = attempt.db
             last = self.run(db, "SELECT coalesce(max(id), 0) FROM dead_letters")[0][0]
             for letter, body in zip(letters, bodies):
                 if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                     continue
                 keys = Keys(self, db, letter.stream, letter.batch)
-                origin = Origin(letter.batch, senders([body]), letter.whole, letter.reason)
+                origin = Origin(letter.batch, key_names([body]), letter.whole, letter.reason)
                 outcome = self.fill(attempt, letter.stream, origin, self.not_stored(keys, letter, body, limits))
                 self.add_records(db, letter.batch, outcome.records)
                 if outcome.records and self.are_final(letter.stream, outcome):
@@ -234,7 +238,9 @@ class Store(Bookkeeping[Db]):
             self.fold_again(db, batches)
             if dry:
                 raise DryRun
-        if not dry and not streams.isdisjoint(self.elsewhere.streams):  # a destination may have refused rows since
+        if not dry and not streams.isdisjoint(
+            self.row_destinations.streams
+        ):  # a destination may have refused rows since
             with self.transaction(read=True) as db:
                 before, reasons = reasons, self.buried(db, batches, last)
             refused = reasons.total() - before.total()
@@ -245,7 +251,7 @@ class Store(Bookkeeping[Db]):
         """Whether no letter of a body that was replayed may have keys of it: a part of a body has those of records."""
         rule = self.rules.get(stream)
         by_record = rule is not None and rule.fields is not None
-        return not by_record or not (replayed.letters or stream in self.elsewhere.streams)
+        return not by_record or not (replayed.letters or stream in self.row_destinations.streams)
 
     def not_stored(self, keys: Keys, letter: DeadLetter, body: Body, limits: Limits) -> Sequence[Body]:
         """What is left of a letter whose keys no other batch has. If another body has its key, it stays dead."""
@@ -277,7 +283,7 @@ class Store(Bookkeeping[Db]):
         for id, stream, received, body, reason, whole, batch, seq in self.ask(where, question, (above, below, limit)):
             letters.append(DeadLetter(id, stream, received, body, reason, bool(whole), batch, seq))
             size += len(body)
-            if size >= bounds.LETTER_BYTES:
+            if size >= transaction_limits.LETTER_BYTES:
                 break
         return letters
 
@@ -301,9 +307,9 @@ class Store(Bookkeeping[Db]):
         stream is "others".
         """
         grouped = f"SELECT stream, {self.reason()}, count(*) FROM {{}} GROUP BY stream, {self.KIND}"
-        found = self.ask(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (bounds.REASONS,))
+        found = self.ask(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (transaction_limits.REASONS,))
         counts = [(stream, reason, count) for stream, reason, count in found]
-        if len(counts) < bounds.REASONS:
+        if len(counts) < transaction_limits.REASONS:
             return counts
         rest: Counter[str] = Counter(dict(self.ask(where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
         for stream, _, count in counts:
@@ -319,17 +325,17 @@ class Store(Bookkeeping[Db]):
 
         One call takes a few milliseconds. before: microseconds since 1970. Raises: Unavailable.
         """
-        if stream not in self.elsewhere.streams:
+        if stream not in self.row_destinations.streams:
             return self.expire_rows(stream, before)
-        if rows := self.elsewhere.expire(stream, before):
+        if rows := self.row_destinations.expire(stream, before):
             with self.transaction() as db:
                 self.count_deleted(db, stream, rows)
         return False
 
     def overdue(self, table: str, before: int) -> int:
         """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
-        if table in self.elsewhere.streams:
-            return self.elsewhere.expire(table, before, dry=True)
+        if table in self.row_destinations.streams:
+            return self.row_destinations.expire(table, before, dry=True)
         with self.transaction(read=True) as db:
             if not self.exists(db, table):
                 return 0
@@ -352,7 +358,7 @@ class Store(Bookkeeping[Db]):
         )
         gone = f"SELECT id FROM batches WHERE id > ? AND id <= ? AND NOT {HAS_LETTERS} {self.SKIP_LOCKED}"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            found = self.run(db, some, (bounds.KEEP_BATCHES, bounds.FOLD_BATCHES - 1))
+            found = self.run(db, some, (transaction_limits.KEEP_BATCHES, transaction_limits.FOLD_BATCHES - 1))
         if not found:
             return False
         ((last, highest, folded),) = found
@@ -423,7 +429,7 @@ class Store(Bookkeeping[Db]):
                 self.time(body.received),
                 stream,
                 part,
-                escaped(reason).decode(),
+                escape_reason(reason).decode(),
                 whole and origin.whole,
                 origin.batch,
                 body.seq,
@@ -476,7 +482,7 @@ class Store(Bookkeeping[Db]):
         """Note for the views that a batch got more rows after its claim was stored."""
 
 
-def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
+def unstored_parts(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
     """The parts of a claim that are not in these ranges."""
     start = claim.first
     for first, last in stored:
@@ -487,10 +493,10 @@ def gaps(claim: Claim, stored: Iterable[tuple[int, int]]) -> Iterator[Claim]:
         yield claim.part(start, claim.end)
 
 
-def senders(bodies: Sequence[Body]) -> Mapping[int, str]:
+def key_names(bodies: Sequence[Body]) -> Mapping[int, str]:
     """The names of the API keys with which bodies were sent, by sequence number."""
     kept = [body for body in bodies if body.item.startswith(KEPT)]
-    return {body.seq: name for body in kept if (name := sender(body.item))} if kept else NOBODY
+    return {body.seq: name for body in kept if (name := sender_of(body.item))} if kept else NOBODY
 
 
 def check_layout(where: str, layout: int, make: bool) -> None:

@@ -65,7 +65,7 @@ def column_kind(kinds: set[Any]) -> Any:
     return kind if kind in PLAIN else object
 
 
-def escaped(reason: str) -> bytes:
+def escape_reason(reason: str) -> bytes:
     """A reason as both databases take it: without NUL, which PostgreSQL does not have, and valid as UTF-8."""
     return reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
 

@@ -190,7 +190,7 @@ class Unpublished(NamedTuple):
     reason: str
 
 
-def shown(address: str) -> str:
+def bare_url(address: str) -> str:
     """The address of a destination as people know it."""
     return address.partition("#")[0]
 

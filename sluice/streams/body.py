@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from sluice.streams.encoding import inflated
+from sluice.streams.encoding import inflate_body
 from sluice.streams.record import Invalid, Limits, Reject
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Budget:
     def inflate(self, data: bytes, encoding: str = "", grows: bool = False) -> bytes:
         """The content of a compressed part. grows: it takes the place of the body. Raises: Invalid."""
         try:
-            content = inflated(data, encoding, self.packed)
+            content = inflate_body(data, encoding, self.packed)
         except Invalid:
             self.packed -= min(self.packed, self.limits.inflated // FAILED_INFLATIONS)
             raise
@@ -153,7 +153,7 @@ class Refused(Generic[T]):
     def refuse(self, part: T, error: Exception, budget: Budget, size: int) -> None:
         """size: bytes of the part."""
         budget.fail(size)
-        self.reason = self.reason or reason(error)
+        self.reason = self.reason or reject_reason(error)
         self.invalid.append(part)
 
     def inside(self, refused: Refused[Any], join: Callable[[list[Any]], T]) -> None:
@@ -175,7 +175,7 @@ def check_json(text: bytes) -> None:
     try:
         skip(text)
     except Exception as error:
-        raise Invalid(reason(error)) from None
+        raise Invalid(reject_reason(error)) from None
 
 
 def is_json(text: bytes) -> bool:
@@ -194,7 +194,7 @@ def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
     return len(msgspec.json.encode((pairs, *texts))) + PAIR_BYTES * max(0, len(pairs) - MANY_PAIRS)
 
 
-def reason(error: Exception) -> str:
+def reject_reason(error: Exception) -> str:
     """The reason that a dead letter gets for an exception of a decoder; the kind of error comes first."""
     text = str(error)
     if isinstance(error, Invalid) or (type(error) is ValueError and text):
@@ -212,7 +212,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def array(value: msgspec.Raw, name: str) -> bytes:
+def json_array(value: msgspec.Raw, name: str) -> bytes:
     """A value as it was sent. Raises: Invalid if it is not an array."""
     text = bytes(value)
     if not text.startswith(b"["):
@@ -220,13 +220,13 @@ def array(value: msgspec.Raw, name: str) -> bytes:
     return text
 
 
-def array_in(name: str) -> Callable[[bytes], bytes]:
+def array_reader(name: str) -> Callable[[bytes], bytes]:
     """What reads the array that an object has under a name. Raises: Invalid, msgspec's errors."""
     read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Wrapper", [(name, msgspec.Raw)])).decode
-    return lambda part: array(getattr(read(part), name), name)
+    return lambda part: json_array(getattr(read(part), name), name)
 
 
-def elements(array: bytes | memoryview, budget: Budget) -> Iterator[bytes]:
+def split_elements(array: bytes | memoryview, budget: Budget) -> Iterator[bytes]:
     """The elements of a JSON array, byte for byte; a Remainder once the budget is used up.
 
     The array must have passed `check_json`.
@@ -266,17 +266,17 @@ def end_of_value(text: memoryview) -> int:
     return len(text)
 
 
-def lines(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """The lines of a body that are not empty, as `parts`."""
-    return parts(body, map(re.Match.span, LINE.finditer(body)), budget)
+def split_lines(body: bytes, budget: Budget) -> Iterator[bytes]:
+    """The lines of a body that are not empty, as `split_parts`."""
+    return split_parts(body, map(re.Match.span, LINE.finditer(body)), budget)
 
 
-def rows(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """As `lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
-    return parts(body, places(body, budget), budget) if b"\n}" in body else lines(body, budget)
+def split_rows(body: bytes, budget: Budget) -> Iterator[bytes]:
+    """As `split_lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
+    return split_parts(body, row_places(body, budget), budget) if b"\n}" in body else split_lines(body, budget)
 
 
-def places(body: bytes, budget: Budget) -> Iterator[tuple[int, int]]:
+def row_places(body: bytes, budget: Budget) -> Iterator[tuple[int, int]]:
     """Where the rows of a body are: each line, but those from one that begins with { to the next one that is } are one,
     unless another of them begins with {, or they are longer than a record.
     """
@@ -305,7 +305,7 @@ def places(body: bytes, budget: Budget) -> Iterator[tuple[int, int]]:
         yield from map(re.Match.span, LINE.finditer(body, opened))
 
 
-def together(line: bytes, budget: Budget) -> list[bytes]:
+def adjacent_objects(line: bytes, budget: Budget) -> list[bytes]:
     """The objects of a line that follow each other, as in Fluent Bit's json_stream. Empty: the line is no such thing.
 
     A damaged object is a part with all that follows it.
@@ -327,7 +327,7 @@ def together(line: bytes, budget: Budget) -> list[bytes]:
     return found if len(found) > 1 and all(part.startswith(b"{") for part in found) else []
 
 
-def parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Iterator[bytes]:
+def split_parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Iterator[bytes]:
     """The parts at these places, without white space around them; a Remainder once the budget is used up."""
     for at, end in places:
         if (left := budget.left) <= 0:
@@ -354,7 +354,7 @@ class Form(dict[str, str]):
         self.pairs = pairs
 
 
-def form(body: bytes, limits: Limits) -> Form:
+def decode_form(body: bytes, limits: Limits) -> Form:
     """The fields of a form (application/x-www-form-urlencoded, WHATWG URL Standard).
 
     Omits empty fields: an HTML form sends them for inputs left blank.

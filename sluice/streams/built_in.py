@@ -11,16 +11,16 @@ from sluice.streams.registry import Stream, formats_of
 from sluice.streams.schema import case_conflict, stream_problem
 from sluice.streams.unique import Rule
 
-METRICS = metrics.MetricsDecoder(metrics.Plain, metrics.build, formats_of("metrics"))
-GPS = gps.GpsDecoder(gps.Plain, gps.build, formats_of("gps"))
-LOGS = logs.LogsDecoder(dict, logs.build, formats_of("logs"))
-VOTES = votes.VotesDecoder(votes.Plain, votes.build, formats_of("votes"))
+METRICS = metrics.MetricsDecoder(metrics.Plain, metrics.build_metric, formats_of("metrics"))
+GPS = gps.GpsDecoder(gps.Plain, gps.build_position, formats_of("gps"))
+LOGS = logs.LogsDecoder(dict, logs.build_log, formats_of("logs"))
+VOTES = votes.VotesDecoder(votes.Plain, votes.build_vote, formats_of("votes"))
 STREAMS: dict[str, Stream] = {
     "metrics": Stream("metrics", Metric, METRICS.fast_path(), precision="ns", content=True, typed=True),
     "gps": Stream("gps", Gps, GPS.fast_path(Gps), content=True),
     "logs": Stream("logs", Log, LOGS.fast_path(), content=True),
     "votes": Stream("votes", Vote, VOTES.fast_path(Vote)),  # two voters may say the same in the same second
-} | {name: registry.load(target) for name, target in registry.declared("streams").items()}
+} | {name: registry.load_target(target) for name, target in registry.declared_entries("streams").items()}
 
 
 def load_streams(config: settings.Settings) -> dict[str, Stream]:
@@ -29,7 +29,7 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     Raises: SettingError if the module cannot be imported, has no STREAMS, or has a stream that no database can hold; or
     if INGEST_KEEP or INGEST_UNIQUE names a stream that does not exist.
     """
-    own = extension.dictionary("INGEST_RECORDS", config.records, "STREAMS")
+    own = extension.load_dictionary("INGEST_RECORDS", config.records, "STREAMS")
     streams = STREAMS | own
     if not all(isinstance(stream, Stream) for stream in own.values()):
         problem = "STREAMS has a value that is no sluice.Stream"
@@ -48,10 +48,12 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
                     f"{setting}: there is no stream {name!r}; there are {', '.join(sorted(known))}."
                 )
     streams |= {name: GUARD.around(stream) for name, stream in own.items()}
-    return {name: stream._replace(rule=rule(stream, *config.unique.of(name))) for name, stream in streams.items()}
+    return {
+        name: stream._replace(rule=stream_rule(stream, *config.unique.of(name))) for name, stream in streams.items()
+    }
 
 
-def rule(stream: Stream, seconds: int, by_record: bool) -> Rule | None:
+def stream_rule(stream: Stream, seconds: int, by_record: bool) -> Rule | None:
     """The rule of a stream with INGEST_UNIQUE. Raises: SettingError."""
     if by_record and not stream.content:
         raise settings.SettingError(

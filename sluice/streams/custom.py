@@ -13,7 +13,7 @@ import msgspec
 
 from sluice.http.routes import VARYING, pattern
 from sluice.streams.decoder import out_of_range
-from sluice.streams.message import parse
+from sluice.streams.message import parse_message
 from sluice.streams.record import RESERVED_COLUMNS, Decoded, Invalid, Limits, Record, Vote
 from sluice.streams.times import TIMES, Time, first_field
 
@@ -69,7 +69,7 @@ def field_of(field: msgspec.structs.FieldInfo) -> Any:
     return msgspec.field(name=field.encode_name, **{k: v for k, v in given.items() if v is not msgspec.NODEFAULT})
 
 
-def wire(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Record]]:
+def wire_of(record: type[Record]) -> tuple[type[msgspec.Struct], Callable[[Any], Record]]:
     """The Struct that a plain object is decoded to, with all names of `time`, and the function that makes a record."""
     own = [field for field in msgspec.structs.fields(record) if field.name != "time"]
     names = tuple(field.name for field in own)
@@ -117,7 +117,7 @@ def with_path(
 
     def decode_at(item: bytes, limits: Limits) -> Decoded:
         decoded = decode(item, limits)
-        message = parse(item) if decoded.records else None
+        message = parse_message(item) if decoded.records else None
         found = match(message.path.rstrip("/") or "/") if message else None
         if not found:
             return decoded

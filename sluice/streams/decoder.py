@@ -2,9 +2,10 @@
 
 A decoder is a pure function `decode(item, limits)`, which returns `Decoded`. It never raises: what cannot be stored is
 a `Reject`. A body is decoded from the outside to the inside: compression and head (`Decoder.decode`), the kind of body
-(`contents`), its parts (`walk`, `decode_parts`), and each part (`value`, `object`, or the decoder of a wire format).
+(`contents`), its parts (`walk_json`, `decode_parts`), and each part (`value`, `object`, or the decoder of a wire
+format).
 Each of these returns results, one after the other: records, rejects, and `Empty` for a part that is valid and has no
-record. `collect` charges them to the budget while they come.
+record. `collect_results` charges them to the budget while they come.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from sluice.http.request import FORM, START
 from sluice.http.routes import pattern, varies
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
-from sluice.streams.encoding import compressed, inflated
+from sluice.streams.encoding import compressed_beginnings, inflate_body
 from sluice.streams.format import Format
-from sluice.streams.message import Message, named_object, parse
+from sluice.streams.message import Message, named_object, parse_message
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, nanoseconds_of
 
@@ -46,16 +47,16 @@ MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead
 
 
 @cache
-def openers() -> list[tuple[str, str, str]]:
+def body_openers() -> list[tuple[str, str, str]]:
     """Header field, beginning of its value in lower case, and what opens a body with such a field."""
-    keys = ((*key.partition(": "), target) for key, target in registry.declared("openers").items())
+    keys = ((*key.partition(": "), target) for key, target in registry.declared_entries("openers").items())
     return [(name, begin.lower(), target) for name, _, begin, target in keys]
 
 
 @cache
-def repairer() -> Callable[[bytes, Budget], bytes]:
+def json_repairer() -> Callable[[bytes, Budget], bytes]:
     """What mends a text that is no JSON; nothing does unless a contribution declares it."""
-    return next(registry.hooks("repair"), lambda text, budget: b"")
+    return next(registry.load_hooks("repair"), lambda text, budget: b"")
 
 
 class Decoder:
@@ -66,28 +67,28 @@ class Decoder:
     def decode(self, item: bytes, limits: Limits) -> Decoded:
         """What is in an item; one reject of the whole item if nothing of it can be stored. Never raises."""
         try:
-            message = parse(item)
+            message = parse_message(item)
             body = message.body if message else item
-            if message or body.startswith(compressed()):
-                body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
+            if message or body.startswith(compressed_beginnings()):
+                body = inflate_body(body, message.field("Content-Encoding") if message else "", limits.inflated)
             budget = Budget(limits, len(body))
             try:
                 return self.decode_body(body, message, budget)
             except Exception as error:
-                is_mended = self.mends and bodies.reason(error).startswith(NOT_JSON)
-                repaired = repairer()(body, budget) if is_mended else b""
+                is_mended = self.mends and bodies.reject_reason(error).startswith(NOT_JSON)
+                repaired = json_repairer()(body, budget) if is_mended else b""
                 if not 0 < len(repaired) <= limits.inflated:
                     raise
             return self.decode_body(repaired, message, budget)
         except Exception as error:  # also exceptions of a user's record type or parser
-            return Decoded((), (Reject(item, one_line(bodies.reason(error)), True),))
+            return Decoded((), (Reject(item, one_line(bodies.reject_reason(error)), True),))
 
     def decode_body(self, body: bytes, message: Message | None, budget: Budget) -> Decoded:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
         try:
-            opener = message and next((each[2] for each in openers() if is_opened(message, *each[:2])), "")
+            opener = message and next((each[2] for each in body_openers() if is_opened(message, *each[:2])), "")
             results = load(opener)(self, body, message, budget) if opener else self.contents(body, message, budget)
-            decoded = collect(results, message, budget)
+            decoded = collect_results(results, message, budget)
         except Empty as empty:
             return Decoded((), (), {empty.kind: 1})
         if decoded.rejects and not decoded.records:
@@ -202,7 +203,7 @@ class JsonDecoder(Decoder):
                 return records
         elif rows > 1 and len(records := self.read_plain(self.read_lines, body, budget)) == rows:
             return records
-        return walk(body, message, budget, self.value, self.contents)
+        return walk_json(body, message, budget, self.value, self.contents)
 
     def read_plain(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -231,7 +232,7 @@ class JsonDecoder(Decoder):
         except Empty as empty:
             return (empty,)
         except Exception as error:  # any exception of a user's record type
-            return (Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reason(error)),)
+            return (Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reject_reason(error)),)
 
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
@@ -254,7 +255,7 @@ class JsonDecoder(Decoder):
         """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
             return walk_rows(body, message, budget, self.value, self.contents)
-        fields = bodies.form(body, budget.limits)
+        fields = bodies.decode_form(body, budget.limits)
         if wrapped := self.wrapped(fields):
             return self.json(wrapped, message, budget)
         return self.form_records(fields, message, budget)
@@ -286,7 +287,7 @@ class JsonDecoder(Decoder):
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
-def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alone: Part) -> Iterable[Result]:
+def walk_json(body: bytes, message: Message | None, budget: Budget, value: Part, alone: Part) -> Iterable[Result]:
     """The results of a JSON value, of an array, or of values that follow each other, mostly one a line.
 
     value: decodes a JSON value. alone: decodes a line as if it were a body.
@@ -296,14 +297,14 @@ def walk(body: bytes, message: Message | None, budget: Budget, value: Part, alon
         bodies.check_json(body)
     except Invalid:
         if b"\n" not in body:
-            if not (objects := bodies.together(body, budget)):
+            if not (objects := bodies.adjacent_objects(body, budget)):
                 raise
             return decode_parts(objects, lambda part: alone(part, message, budget), budget)
         if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
-            bodies.check_json(next(bodies.lines(body, budget)))
+            bodies.check_json(next(bodies.split_lines(body, budget)))
         return walk_rows(body, message, budget, value, alone)
     if body.startswith(b"["):
-        elements = bodies.elements(body, budget)
+        elements = bodies.split_elements(body, budget)
         return decode_parts(elements, lambda part: value(part, message, budget), budget, b"[", b"]")
     return value(body, message, budget)
 
@@ -317,7 +318,7 @@ def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part,
         bodies.check_json(row)
         return value(row, message, budget)
 
-    return decode_parts(bodies.rows(body, budget), decode, budget)
+    return decode_parts(bodies.split_rows(body, budget), decode, budget)
 
 
 def fields_of(wire: type, type_info: type) -> list[str]:
@@ -337,7 +338,7 @@ def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequ
     declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
     if not declared or b"=" not in body or b"\n" in body:
         return None
-    fields = bodies.form(body, budget.limits)
+    fields = bodies.decode_form(body, budget.limits)
     return fields if any(name in fields for name in names) else None
 
 
@@ -357,8 +358,8 @@ def decode_parts(
         except Empty as empty:
             yield empty
         except Exception as error:  # any exception of a user's record type
-            reason = bodies.reason(error)
-            if reason.startswith(NOT_JSON) and (better := mended(part, budget)):
+            reason = bodies.reject_reason(error)
+            if reason.startswith(NOT_JSON) and (better := mend_part(part, budget)):
                 for result in decode_parts((better,), decode, budget, head, end):
                     if isinstance(result, Reject) and result.part == head + better + end:
                         result = Reject(head + part + end, result.reason)  # with what was sent
@@ -367,18 +368,18 @@ def decode_parts(
                 yield Reject(head + part + end, reason)
 
 
-def mended(part: bytes, budget: Budget) -> bytes:
-    """A part that is no JSON as `repairer` makes it; b"" if that is not possible, or too much."""
+def mend_part(part: bytes, budget: Budget) -> bytes:
+    """A part that is no JSON as `json_repairer` makes it; b"" if that is not possible, or too much."""
     if budget.left <= 0:
         return b""
     budget.attempt(len(part))
     try:
-        return repairer()(part, budget)
+        return json_repairer()(part, budget)
     except Exhausted:
         return b""
 
 
-def collect(results: Iterable[Result], message: Message | None, budget: Budget) -> Decoded:
+def collect_results(results: Iterable[Result], message: Message | None, budget: Budget) -> Decoded:
     """What a body is decoded to. Each result is charged when it comes, so that the next ones end with the budget."""
     records: list[Record] = []
     rejects = Rejects(message, budget)
@@ -438,7 +439,7 @@ class Rejects:
             self.head = self.message.head()
         self.budget.charge(len(self.head) + len(part))
         # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
-        if part.startswith(compressed()) or START.match(part):
+        if part.startswith(compressed_beginnings()) or START.match(part):
             part = b"\n" + part
         self.rejects.append(Reject(self.head + part, one_line(reason)))
 

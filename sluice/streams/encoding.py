@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from sluice import registry
-from sluice.http.request import listed
+from sluice.http.request import listed_codings
 from sluice.registry import Coding
 from sluice.streams.record import Invalid
 
@@ -22,23 +22,23 @@ MEMBERS = 1_000  # of a gzip file, or frames of zstd: each takes as long as 100 
 
 
 @cache
-def codings() -> dict[str, Coding]:
+def contributed_codings() -> dict[str, Coding]:
     """Those of contributions, by the name in Content-Encoding."""
-    return registry.declared("codings")
+    return registry.declared_entries("codings")
 
 
 @cache
-def compressed() -> tuple[bytes, ...]:
+def compressed_beginnings() -> tuple[bytes, ...]:
     """How compressed bodies begin that are known by that."""
-    return GZIP, *(coding.magic for coding in codings().values() if coding.magic)
+    return GZIP, *(coding.magic for coding in contributed_codings().values() if coding.magic)
 
 
-def by(coding: Coding) -> Callable[[bytes, int], bytes]:
+def coding_function(coding: Coding) -> Callable[[bytes, int], bytes]:
     function: Callable[[bytes, int], bytes] = coding.load()
     return function
 
 
-def inflated(body: bytes, encoding: str, limit: int) -> bytes:
+def inflate_body(body: bytes, encoding: str, limit: int) -> bytes:
     """The content of a body; the body itself if it is not compressed. An empty body has an empty content.
 
     encoding: the value of Content-Encoding, or "". limit: bytes of content.
@@ -46,21 +46,21 @@ def inflated(body: bytes, encoding: str, limit: int) -> bytes:
     """
     encoding = encoding.lower()
     if "," in encoding:
-        for coding in reversed(listed(encoding)):
-            body = inflated(body, coding, limit)
+        for coding in reversed(listed_codings(encoding)):
+            body = inflate_body(body, coding, limit)
         return body
-    named = codings().get(encoding)
+    named = contributed_codings().get(encoding)
     if named and not named.magic:
-        return by(named)(body, limit) if body else body
+        return coding_function(named)(body, limit) if body else body
     if body.startswith(GZIP):
-        return joined("gzip", body, partial(zlib.decompressobj, 31), GZIP, limit)
-    for known in codings().values():
+        return inflate_members("gzip", body, partial(zlib.decompressobj, 31), GZIP, limit)
+    for known in contributed_codings().values():
         if known.magic and body.startswith(known.magic):
-            return by(known)(body, limit)
-    return deflated(body, limit) if encoding == "deflate" and body else body
+            return coding_function(known)(body, limit)
+    return inflate_deflate(body, limit) if encoding == "deflate" and body else body
 
 
-def joined(name: str, data: bytes, start: Callable[[], Any], magic: bytes, limit: int) -> bytes:
+def inflate_members(name: str, data: bytes, start: Callable[[], Any], magic: bytes, limit: int) -> bytes:
     """The content of one or more members; zeros after the last one are allowed. Raises: Invalid.
 
     start: makes the decompressor of a member. magic: how each member begins; b"": there is one.
@@ -88,11 +88,11 @@ def joined(name: str, data: bytes, start: Callable[[], Any], magic: bytes, limit
     raise Invalid(f"{name}: more than {MEMBERS} members")
 
 
-def deflated(data: bytes, limit: int) -> bytes:
+def inflate_deflate(data: bytes, limit: int) -> bytes:
     """The content of zlib (RFC 1950) or, as some clients understand "deflate", of its data alone (RFC 1951).
 
     Raises: Invalid.
     """
     # no sender's raw data begins like a head of zlib: it would be an uncompressed block with a bit set in its padding
     is_zlib = len(data) > 1 and data[0] & 0x8F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
-    return joined("deflate", data, lambda: zlib.decompressobj(15 if is_zlib else -15), b"", limit)
+    return inflate_members("deflate", data, lambda: zlib.decompressobj(15 if is_zlib else -15), b"", limit)

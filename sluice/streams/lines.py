@@ -25,7 +25,7 @@ class LineDecoder(Decoder):
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
-        for line in bodies.lines(body, budget):
+        for line in bodies.split_lines(body, budget):
             if isinstance(line, Remainder):
                 yield Reject(line, Remainder.reason)
                 return
@@ -33,7 +33,7 @@ class LineDecoder(Decoder):
                 record = self.decode_line(line, budget.limits)
             except Exception as error:  # any exception of the user's parser
                 # so that a replay does not remove a byte order mark that was not at the start of the body
-                yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reason(error))
+                yield Reject(b"\n" + line if line.startswith(bodies.BOM) else line, bodies.reject_reason(error))
             else:
                 yield record
 

@@ -13,7 +13,7 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, typed_form, walk_rows
-from sluice.streams.lenient import real
+from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log, Record
 from sluice.streams.times import TIMES, nanoseconds_of
@@ -25,7 +25,7 @@ FIELDS = "level", "service"
 OBJECTS = re.compile(rb"\{|\[\s*\{")
 
 
-def build(wire: dict[str, Any]) -> Log:
+def build_log(wire: dict[str, Any]) -> Log:
     """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
     attributes = {name: value for name, value in wire.items() if value is not None}
     message, own = attributes.pop("message", None), attributes.pop("attributes", None)
@@ -46,9 +46,9 @@ def build(wire: dict[str, Any]) -> Log:
     return Log(time=time, level=level and level.lower(), service=service, message=text, attributes=attributes)
 
 
-def encodable(part: bytes, build: Callable[[dict[str, Any]], Log]) -> Log:
+def build_encodable(part: bytes, build: Callable[[dict[str, Any]], Log]) -> Log:
     """The record of a JSON object with a number that no database holds, as a text. Raises: any exception."""
-    log = build(json.loads(part, parse_float=real))
+    log = build(json.loads(part, parse_float=real_or_text))
     msgspec.json.encode(log)  # raises for half of a surrogate pair
     return log
 
@@ -63,7 +63,7 @@ class LogsDecoder(JsonDecoder):
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         if not isinstance(error, msgspec.ValidationError):
             raise error
-        return encodable(part, self.build)  # type: ignore[arg-type]
+        return build_encodable(part, self.build)  # type: ignore[arg-type]
 
     @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
@@ -76,7 +76,7 @@ class LogsDecoder(JsonDecoder):
         if b"\n" in body:
             return walk_rows(body, message, budget, self.value, self.contents)
         if bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
-            return (self.form(bodies.form(body, budget.limits), message, budget),)
+            return (self.form(bodies.decode_form(body, budget.limits), message, budget),)
         if form := typed_form(body, message, budget, self.messages):
             return (self.form(form, message, budget),)
         if len(body) > budget.limits.record:

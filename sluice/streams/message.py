@@ -1,6 +1,7 @@
 """A kept HTTP message: the list item that the gateway makes for a route with `keep_head`, and the decoders parse.
 
-The gateway keeps the head of a body that begins like one, too, so `parse` never takes a body for a kept message.
+The gateway keeps the head of a body that begins like one, too, so `parse_message` never takes a body for a kept
+message.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Message(NamedTuple):
         return field(self.fields, name)
 
     def parameter(self, name: str) -> str:
-        return parameter(self.query, name)
+        return query_parameter(self.query, name)
 
     def head(self) -> bytes:
         """The head for another, uncompressed body: as received, without the fields that describe the original body."""
@@ -44,7 +45,7 @@ class Message(NamedTuple):
         return self.start + b"".join(line for line in lines if not ENTITY.fullmatch(line)) + b"\r\n"
 
 
-def parse(item: bytes) -> Message | None:
+def parse_message(item: bytes) -> Message | None:
     """The message in a list item, or None if the item is only a body. Raises: Invalid if the head is incomplete."""
     if not (start := START.match(item)):
         return None
@@ -60,7 +61,7 @@ def after_head(item: bytes) -> bytes:
     return item.partition(b"\r\n\r\n")[2] if START.match(item) and b"\r\n\r\n" in item else item
 
 
-def sender(item: bytes) -> str:
+def sender_of(item: bytes) -> str:
     """The name of the API key with which a list item was sent; "" if it has none."""
     if not item.startswith(KEPT):
         return ""
@@ -83,7 +84,7 @@ def field(lines: bytes, name: str) -> str:
 
 def raw_field(lines: bytes, name: str) -> bytes:
     """The value as it was sent: `field` makes one text of two that are not UTF-8."""
-    at = lowered(lines).find(beginning(name))  # as a whole: three times as fast as line by line
+    at = lower_fields(lines).find(field_beginning(name))  # as a whole: three times as fast as line by line
     if at < 0:
         return b""
     start = at + len(name) + 1
@@ -91,17 +92,17 @@ def raw_field(lines: bytes, name: str) -> bytes:
 
 
 @lru_cache(maxsize=1)  # several fields are looked for in one head
-def lowered(lines: bytes) -> bytes:
+def lower_fields(lines: bytes) -> bytes:
     return b"\r\n" + lines.lower()
 
 
 @lru_cache(maxsize=64)
-def beginning(name: str) -> bytes:
+def field_beginning(name: str) -> bytes:
     return f"\r\n{name.lower()}:".encode()
 
 
 @lru_cache(maxsize=64)  # a sender has always the same query
-def parameter(query: bytes, name: str) -> str:
+def query_parameter(query: bytes, name: str) -> str:
     """The first parameter of this name in a query string; "" if there is none. Raises: Invalid."""
     try:
         pairs = parse_qsl(query.decode("latin-1"), max_num_fields=MAX_PARAMETERS, errors="replace")

@@ -14,7 +14,7 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Form
 from sluice.streams.decoder import JsonDecoder, Result, check_text, load, typed_form
-from sluice.streams.lenient import reader, texts
+from sluice.streams.lenient_json import struct_reader, text_values
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Record, Text
 from sluice.streams.times import TIMES, Time, nanoseconds_of
@@ -42,14 +42,14 @@ class Plain(msgspec.Struct, gc=False):
     itemid: msgspec.Raw | None = None  # of Zabbix, whose time and host have other names
 
 
-def build(wire: Plain) -> Metric:
+def build_metric(wire: Plain) -> Metric:
     value, kind, field = wire.value, "float", wire.field
     if wire.itemid is not None:
         raise Invalid("not a plain object")
     if type(value) is not float:
-        value, kind = typed(value)
+        value, kind = typed_value(value)
         if kind == "string" and (name := NOT_FINITE.get(str(value))):
-            value, field = name, state(field)
+            value, field = name, state_field(field)
     return Metric(
         time=nanoseconds_of(wire.time, wire.ts, wire.timestamp),
         name=wire.name,
@@ -60,7 +60,7 @@ def build(wire: Plain) -> Metric:
     )
 
 
-def typed(value: Value) -> tuple[float | int | str, str]:
+def typed_value(value: Value) -> tuple[float | int | str, str]:
     """A JSON value as it is stored, and its type.
 
     An integer beyond 64 bits is stored as a float: JavaScript writes 1e20 as 100000000000000000000. Raises: Invalid.
@@ -81,7 +81,7 @@ def typed(value: Value) -> tuple[float | int | str, str]:
         raise Invalid("value out of range") from None
 
 
-def state(field: str) -> str:
+def state_field(field: str) -> str:
     """The field of a number that is not finite, which is a text: so `value` has numbers only."""
     return "state" if field == "value" else field + "_state"
 
@@ -95,7 +95,7 @@ class Loose(Plain):
 
 
 REMEDY = "; for an object of numbers, name it: /metrics?name=NAME"
-read_loose = reader(Loose)
+read_loose = struct_reader(Loose)
 read_flat = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -145,7 +145,7 @@ def flat(sent: dict[str, Any], name: str, budget: Budget) -> list[Record]:
     budget.repeat(len(values), bodies.encoded_size(tags, name))
     made: list[Record] = []
     for key, value in values.items():
-        stored, kind = typed(value)
+        stored, kind = typed_value(value)
         made.append(check_text(Metric(time=time, name=name, tags=tags, field=key, value=stored, type=kind)))
     return made
 
@@ -159,8 +159,8 @@ def from_loose(wire: Loose) -> Metric:
     if wire.value is None:
         raise Empty("null")
     tags: Any = wire.tags or wire.labels
-    tags = listed(tags) if isinstance(tags, list) else texts(tags)
-    return build(msgspec.structs.replace(wire, tags=tags, labels=None, itemid=None))
+    tags = listed(tags) if isinstance(tags, list) else text_values(tags)
+    return build_metric(msgspec.structs.replace(wire, tags=tags, labels=None, itemid=None))
 
 
 class MetricsDecoder(JsonDecoder):
@@ -177,7 +177,7 @@ class MetricsDecoder(JsonDecoder):
         except (Invalid, msgspec.ValidationError) as wrong:
             name = message.parameter("name") if message else ""
             if not name:
-                raise Invalid(f"{bodies.reason(wrong)}{REMEDY}" if is_nameless(wrong) else str(wrong)) from None
+                raise Invalid(f"{bodies.reject_reason(wrong)}{REMEDY}" if is_nameless(wrong) else str(wrong)) from None
             return flat(read_flat(part), name, budget)
 
     @override
@@ -190,11 +190,11 @@ class MetricsDecoder(JsonDecoder):
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if bodies.is_form(body, b"name"):  # line protocol has a space before the fields of a line
-            return self.form_records(bodies.form(body, budget.limits), message, budget)
+            return self.form_records(bodies.decode_form(body, budget.limits), message, budget)
         if form := typed_form(body, message, budget, ("name",)):
             return self.form_records(form, message, budget)
         if message and message.parameter("name") and b"=" in body and not re.search(rb"\s", body):
-            return self.form_records(bodies.form(body, budget.limits), message, budget)
+            return self.form_records(bodies.decode_form(body, budget.limits), message, budget)
         if not self.texts:
             return super().text(body, message, budget)
         return chain.from_iterable(load(decoder)(body, None, budget) for decoder in self.texts)

@@ -33,7 +33,7 @@ RANGES = {
 }
 
 
-def within(field: str) -> msgspec.Meta:
+def range_meta(field: str) -> msgspec.Meta:
     return msgspec.Meta(ge=RANGES[field][0], le=RANGES[field][1])
 
 
@@ -68,13 +68,13 @@ class Gps(Record, kw_only=True, gc=False, forbid_unknown_fields=True):
     """One position: degrees, metres, metres per second, degrees from north, percent. None: unknown."""
 
     device: Text
-    lat: Annotated[float, within("lat")]
-    lon: Annotated[float, within("lon")]
-    altitude: Annotated[float, within("altitude")] | None = None
-    speed: Annotated[float, within("speed")] | None = None
-    accuracy: Annotated[float, within("accuracy")] | None = None
-    bearing: Annotated[float, within("bearing")] | None = None
-    battery: Annotated[float, within("battery")] | None = None
+    lat: Annotated[float, range_meta("lat")]
+    lon: Annotated[float, range_meta("lon")]
+    altitude: Annotated[float, range_meta("altitude")] | None = None
+    speed: Annotated[float, range_meta("speed")] | None = None
+    accuracy: Annotated[float, range_meta("accuracy")] | None = None
+    bearing: Annotated[float, range_meta("bearing")] | None = None
+    battery: Annotated[float, range_meta("battery")] | None = None
 
 
 class Vote(Record, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -174,6 +174,6 @@ def check_texts(*texts: str) -> None:
         raise Invalid("text with a NUL")
 
 
-def finite(value: float) -> float | str:
+def finite_or_text(value: float) -> float | str:
     """A number, or Prometheus's text for one that JSON does not have."""
     return value if isfinite(value) else NOT_FINITE.get(value, "NaN")

@@ -71,8 +71,8 @@ def stream(
         raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
     fields = tuple(columns[name] for name in unique) if parse is None else tuple(unique)
     if parse is None:
-        decoder = next(registry.hooks("own_decoder"), JsonDecoder)
-        decode = decoder(*custom.wire(record)).fast_path()
+        decoder = next(registry.load_hooks("own_decoder"), JsonDecoder)
+        decode = decoder(*custom.wire_of(record)).fast_path()
     elif record.__struct_fields__[0] != "time":
         # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
@@ -84,9 +84,9 @@ def stream(
 
 def formats_of(stream: str) -> list[Format]:
     """The wire formats of a stream."""
-    return [known for known in registry.formats() if known.stream == stream]
+    return [known for known in registry.declared_formats() if known.stream == stream]
 
 
-def limits(config: Settings) -> Limits:
+def body_limits(config: Settings) -> Limits:
     """The limits of one body."""
     return Limits(BATCH * config.max_body)

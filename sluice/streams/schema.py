@@ -71,7 +71,7 @@ def field_types(record: type[Record]) -> dict[str, set[Any]]:
     """The fields of a record type without `time`, each with the types of what is stored of its values, except None."""
     hints = typing.get_type_hints(record)
     known = ((field.name, parts_of(hints[field.name])) for field in fields(record)[1:])
-    return {name: {kind for part in parts for kind in stored(part)} - {types.NoneType} for name, parts in known}
+    return {name: {kind for part in parts for kind in stored_types(part)} - {types.NoneType} for name, parts in known}
 
 
 def parts_of(hint: Any) -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ def parts_of(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if union else (getattr(hint, "__supertype__", hint),)  # of a NewType
 
 
-def stored(kind: Any) -> set[Any]:
+def stored_types(kind: Any) -> set[Any]:
     """The types of what is stored of a value of some type."""
     if typing.get_origin(kind) is typing.Literal:
         return {type(value) for value in typing.get_args(kind)}
@@ -96,7 +96,7 @@ TEXTS: dict[Any, Callable[[Any], str]] = {
 }
 
 
-def plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     text = TEXTS.get(value.__class__)
@@ -109,7 +109,7 @@ def plain_records(record: type[Record]) -> Callable[[Any], Any] | None:
     names = [field.name for field in fields(record)[1:] if any(map(is_converted, parts_of(hints[field.name])))]
     if not names:
         return None
-    return lambda one: replace(one, **{name: plain(getattr(one, name)) for name in names})
+    return lambda one: replace(one, **{name: plain_value(getattr(one, name)) for name in names})
 
 
 def is_converted(kind: Any) -> bool:

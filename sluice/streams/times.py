@@ -38,7 +38,7 @@ def nanoseconds(value: int | float | str) -> int:
     if isinstance(value, str):
         text = value.strip()
         if not (match := NUMBER.fullmatch(text)):
-            return iso(text)
+            return iso_nanoseconds(text)
         number = float(text) if match[1] else int(text)
     assert not isinstance(number, str)
     unit, start = SECOND, 0
@@ -49,7 +49,7 @@ def nanoseconds(value: int | float | str) -> int:
     return round(number * (unit // 1000)) * 1000 if unit != 1 else round(number)
 
 
-def iso(text: str) -> int:
+def iso_nanoseconds(text: str) -> int:
     """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places.
 
     A leap second is the first second of the next day, as for POSIX.

@@ -36,15 +36,17 @@ import msgspec
 from msgspec.structs import replace
 
 from sluice.http.request import KEYED, idempotency_key
-from sluice.streams.encoding import compressed, inflated
-from sluice.streams.message import KEPT, Message, lowered, parse, raw_field, sender
+from sluice.streams.encoding import compressed_beginnings, inflate_body
+from sluice.streams.message import KEPT, Message, lower_fields, parse_message, raw_field, sender_of
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.times import SECOND, in_utc
 
 GIVEN_BYTES = 16  # of the hash of a key that was given: all of the key
 # Hashes are SHA-256: with the processor's instructions for it, 9 kB take half the time of BLAKE2b (python -m timeit)
 CONTENT_BYTES = 12  # of the hash of a content, behind the seconds of its time in four bytes: 16 together
-SPECIAL = frozenset((b"P", *(magic[:1] for magic in compressed())))  # how kept messages and compressed bodies begin
+SPECIAL = frozenset(
+    (b"P", *(magic[:1] for magic in compressed_beginnings()))
+)  # how kept messages and compressed bodies begin
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
 KEYED_BYTES = tuple(name.lower().encode() for name in KEYED)
@@ -87,14 +89,14 @@ class Rule(NamedTuple):
         if not records and (not rejects or rejects[0].reason.startswith(FORGED)):
             return None
         try:
-            message = parse(item) if item.startswith(KEPT) else None
+            message = parse_message(item) if item.startswith(KEPT) else None
             who = sent_by(item)
             if message and (given := given_key(message)):
                 return sha256(who + given).digest()[:GIVEN_BYTES]
             if not self.content or not records:
                 return None
             body = message.body if message else item  # without its compression: the head of a gzip file has a time
-            body = inflated(body, message.field("Content-Encoding") if message else "", limits.inflated)
+            body = inflate_body(body, message.field("Content-Encoding") if message else "", limits.inflated)
         except Invalid:  # the decoder says why
             return None
         means = who
@@ -133,13 +135,13 @@ def timed_key(time: int | None, digest: bytes) -> bytes | None:
 
 def sent_by(item: bytes) -> bytes:
     """What the keys of an item begin with before they are hashed: its sender; b"" if it has none."""
-    name = sender(item)
+    name = sender_of(item)
     return name.encode("latin-1") + b"\r" if name else b""  # neither a key nor a request line has a CR
 
 
 def given_key(message: Message) -> bytes:
     """The key that the sender of a message gave, with the name of its field; b"" if there is none."""
-    fields = lowered(message.fields)
+    fields = lower_fields(message.fields)
     for name in KEYED_BYTES:
         if b"\r\n" + name + b":" not in fields:
             continue

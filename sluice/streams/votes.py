@@ -9,7 +9,7 @@ import msgspec
 from sluice.base.override import override
 from sluice.streams.body import Budget, Form
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.lenient import reader
+from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Record, Text, Vote
 from sluice.streams.times import Time, nanoseconds_of
@@ -24,7 +24,7 @@ class Plain(msgspec.Struct, gc=False):
     timestamp: Time = None
 
 
-def build(wire: Plain) -> Vote:
+def build_vote(wire: Plain) -> Vote:
     return Vote(
         time=nanoseconds_of(wire.time, wire.ts, wire.timestamp), poll=wire.poll, choice=wire.choice, voter=wire.voter
     )
@@ -34,7 +34,7 @@ class Loose(Plain):
     voter: str | int | float | None = None  # type: ignore[assignment]
 
 
-read_loose = reader(Loose)
+read_loose = struct_reader(Loose)
 
 
 class VotesDecoder(JsonDecoder):
@@ -47,4 +47,4 @@ class VotesDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
         wire = read_loose(part, budget)
-        return build(wire if wire.voter is None else msgspec.structs.replace(wire, voter=str(wire.voter)))
+        return build_vote(wire if wire.voter is None else msgspec.structs.replace(wire, voter=str(wire.voter)))

@@ -24,8 +24,8 @@ from backports import zstd  # noqa: E402
 from google.protobuf.message import DecodeError  # noqa: E402
 
 from sluice import settings  # noqa: E402
-from sluice.contrib.formats import written  # noqa: E402
-from sluice.contrib.formats.codings import unsnapped  # noqa: E402
+from sluice.contrib.formats import remote_write_counts  # noqa: E402
+from sluice.contrib.formats.codings import inflate_snappy  # noqa: E402
 from sluice.contrib.formats.otlp import Protobuf  # noqa: E402
 from sluice.contrib.formats.prometheus import messages  # noqa: E402
 from sluice.contrib.formats.register import MSGPACK, ZSTD  # noqa: E402
@@ -34,8 +34,8 @@ from sluice.streams import built_in as streams  # noqa: E402
 from sluice.streams import registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
-from sluice.streams.encoding import GZIP, inflated  # noqa: E402
-from sluice.streams.message import parse, sender  # noqa: E402
+from sluice.streams.encoding import GZIP, inflate_body  # noqa: E402
+from sluice.streams.message import parse_message, sender_of  # noqa: E402
 from sluice.streams.record import Gps, Invalid, Log, Record, Reject, Span  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 from support import generated_requests  # noqa: E402
@@ -59,7 +59,7 @@ LATE = (
 )
 for name in (*LATE, "firehose"):
     importlib.import_module(f"sluice.contrib.formats.{name}")
-LIMITS = registry.limits(settings.load({}))
+LIMITS = registry.body_limits(settings.load_settings({}))
 UNNAMED = "any", "gps", "overland", "owntracks", "traccar"
 HEAD = b"POST /any HTTP/1.1\r\nContent-Encoding: gzip\r\n\r\n"
 
@@ -133,17 +133,17 @@ def prometheus(data: bytes) -> None:
             same(results, promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + block))
         promises(STREAMS["metrics"], head + b"Content-Encoding: snappy\r\n\r\n" + data)
     try:
-        counted = written.parts(data, len(data))
+        counted = remote_write_counts.count_parts(data, len(data))
         series = messages.Request2.FromString(data).timeseries
-    except (written.Uncounted, IndexError, DecodeError):
+    except (remote_write_counts.Uncounted, IndexError, DecodeError):
         return
-    assert counted == tuple(sum(len(getattr(each, name)) for each in series) for name in written.NAMES)
+    assert counted == tuple(sum(len(getattr(each, name)) for each in series) for name in remote_write_counts.NAMES)
 
 
 def is_block(data: bytes) -> bool:
     """Whether snappy uncompresses these bytes."""
     try:
-        unsnapped(data, LIMITS.inflated)
+        inflate_snappy(data, LIMITS.inflated)
         return True
     except Invalid:
         return False
@@ -226,10 +226,10 @@ def packed(data: bytes) -> None:
         content += part
         whole += gzip.compress(part, choices.number(10), mtime=0)
     whole += bytes(choices.number(4))
-    assert inflated(bytes(whole), "", len(content)) == content
+    assert inflate_body(bytes(whole), "", len(content)) == content
     if content:
         try:
-            inflated(bytes(whole), "", len(content) - 1)
+            inflate_body(bytes(whole), "", len(content) - 1)
         except Invalid:
             pass
         else:
@@ -240,7 +240,7 @@ def packed(data: bytes) -> None:
     if not whole.startswith(GZIP):
         return
     try:
-        given = inflated(bytes(whole), "", LIMITS.inflated)
+        given = inflate_body(bytes(whole), "", LIMITS.inflated)
     except Invalid:
         return
     # unlike zlib, the standard library ignores a wrong header checksum and other defects
@@ -261,14 +261,14 @@ def encodings(data: bytes) -> None:
     where = data[0] if data else 0
     for coding, compress in CODINGS:
         whole = compress(data)
-        assert inflated(whole, coding, len(data)) == data
+        assert inflate_body(whole, coding, len(data)) == data
         if not whole:  # the framing of snappy, of nothing
             continue
         damaged = bytearray(whole)
         damaged[where % len(whole)] ^= 1 << where % 8
         for sent, limit in (data, 1 << 20), (bytes(damaged), 1 << 20), (whole, max(0, len(data) - 1)):
             try:
-                assert len(inflated(sent, coding, limit)) <= max(limit, len(sent))
+                assert len(inflate_body(sent, coding, limit)) <= max(limit, len(sent))
             except Invalid:
                 continue
             assert sent is not whole or not data, "the limit is not kept"
@@ -335,7 +335,7 @@ def decoder(stream: Stream, item: bytes) -> None:
         assert [result.reason if isinstance(result, Reject) else result for result in named] == [
             result.reason if isinstance(result, Reject) else result for result in results
         ], f"{named} is not {results}"
-        assert all(sender(result.part) == "acme" for result in named if isinstance(result, Reject))
+        assert all(sender_of(result.part) == "acme" for result in named if isinstance(result, Reject))
     if parse_or_none(item) or item.startswith((GZIP, ZSTD, BOM)) or MSGPACK.match(item) or not item.strip():
         return
     # a byte order mark is ignored, but disables the fast path
@@ -403,7 +403,7 @@ def plainly(result: Record | Reject) -> object:
 def parse_or_none(item: bytes) -> bool:
     """Whether an item is a kept message, possibly with an incomplete head."""
     try:
-        return parse(item) is not None
+        return parse_message(item) is not None
     except Invalid:
         return True
 

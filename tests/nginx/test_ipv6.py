@@ -281,5 +281,5 @@ def test_a_machine_whose_ipv6_is_disabled_starts() -> None:
 
 @needs_ipv6
 def test_nginx_listens_on_both_families() -> None:
-    files = configure.nginx_configuration(configure.settings.load({}))
+    files = configure.nginx_configuration(configure.settings.load_settings({}))
     assert "\nlisten [::]:8080 " in files["includes/listen.conf"]

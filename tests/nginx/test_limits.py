@@ -93,7 +93,7 @@ def site() -> Iterator[Site]:
         (other / "run").mkdir()
         for path in server.sockets:
             (other / "run" / path.name).symlink_to(path)
-        text = configure.nginx_configuration(settings.load({}))["nginx.conf"]
+        text = configure.nginx_configuration(settings.load_settings({}))["nginx.conf"]
         (connections,) = re.findall(r"worker_connections \d+", text)
         change = ((connections, "worker_connections 64"), *SHORT)
         with nginx(other, TIGHT, change) as tight:

@@ -12,7 +12,7 @@ from support.folders import has
 from support.nginx_front import as_one_text
 
 GET = "/_sluice_get"
-MAX_BATCH = settings.load({}).max_batch
+MAX_BATCH = settings.load_settings({}).max_batch
 
 
 def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_nginx_has_the_locations_of_the_routes(tmp_path: Path) -> None:
         "ROUTES = {'/own': Route('own', OK), '/a;b': Route('own', OK, batch=True)}\n"
         "ROUTES |= {'/get': Route('own', OK, get=True), '/own/{a}/b-c/*': Route('own', OK, max_body=9_999_999)}\n"
     )
-    text = as_one_text(settings.load({"INGEST_ROUTES": str(tmp_path / "own.py")}))
+    text = as_one_text(settings.load_settings({"INGEST_ROUTES": str(tmp_path / "own.py")}))
     found = dict(re.findall(r'^    location = "?(\S+?)"? \{\n(.*?)^    \}', text, re.M | re.S))
     varying = dict(re.findall(r'^    location ~ "(\S+?)" \{\n(.*?)^    \}', text, re.M | re.S))
     found |= {path: varying.pop(f"^{pattern(path)}$") for path in (*ROUTES, "/own/{a}/b-c/*") if varies(path)}

@@ -308,5 +308,5 @@ def test_nginx_accepts_the_configuration_as_it_is() -> None:
 def test_the_shipped_includes_are_those_of_the_core_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "contributions", dict)
     monkeypatch.setattr(made, "load_routes", lambda module: {path: ROUTES[path] for path in CORE})
-    files = made.includes(settings.load({"INGEST_HOME": "/var/lib/sluice"}))
+    files = made.includes(settings.load_settings({"INGEST_HOME": "/var/lib/sluice"}))
     assert files == {path.name: path.read_text() for path in (ROOT / "nginx/includes").iterdir()}

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from proving.harness import connect, gateway, nginx, redis_server, short_tmp
 from sluice.routes import ROUTES
 from sluice.spool.contract import Keys
-from sluice.streams.message import parse
+from sluice.streams.message import parse_message
 from sluice.streams.record import Invalid
 from support import generated_requests
 from support.request_cases import BODY, CHUNKED, CHUNKS, DECLINED, FIVE, SMUGGLED, TAKEN, post
@@ -97,7 +97,7 @@ class Servers:
 def bare(item: bytes) -> bytes:
     """The body of an item without its head, which nginx rewrites."""
     try:
-        message = parse(item)
+        message = parse_message(item)
     except Invalid:  # a body that looks like an incomplete head
         return item
     return message.body or message.query if message else item

@@ -17,12 +17,12 @@ from proving.harness import ROOT, ask, environment, free_port, get, poll, post, 
 from sluice import __version__
 from sluice.account import STATES
 from sluice.ops import __main__ as command
-from sluice.ops.__main__ import parser
+from sluice.ops.__main__ import verb_parser
 from sluice.streams.built_in import STREAMS
 from support.folders import has, needs
 from support.operator_verbs import sluice
 
-VERBS = command.verbs()
+VERBS = command.verb_modules()
 PROGRAMS = [ROOT / name for name in ("ingest.py", "worker.py", "gunicorn.conf.py")]
 IMPORTED = "import sys\nfrom sluice.ops.__main__ import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
 
@@ -74,7 +74,7 @@ NUMBERS = [
     (verb, action.option_strings[0])
     for verb in VERBS
     if verb != "drill"  # it would start one
-    for action in parser(verb)._subparsers._group_actions[0].choices[verb]._actions  # type: ignore[union-attr, index]
+    for action in verb_parser(verb)._subparsers._group_actions[0].choices[verb]._actions  # type: ignore[union-attr, index]
     if action.option_strings and (action.type in (int, float) or action.metavar in ("N", "S"))
 ]
 

@@ -18,7 +18,7 @@ import pytest
 from proving.harness import ROOT, Server, ask, environment, redis_server
 from sluice import settings
 from sluice.base import disk
-from sluice.base.files import read, replace
+from sluice.base.files import read_file, replace_file
 from sluice.run import configure
 from sluice.run.services import contents
 from sluice.run.up import check_home, check_places
@@ -39,8 +39,8 @@ def redis(tmp: Path) -> Iterator[Server]:
 
 def start(tmp: Path, **env: object) -> settings.Settings:
     """What a start of bin/up leaves in the home."""
-    s = settings.load(environment(tmp, env))
-    configure.write(s)
+    s = settings.load_settings(environment(tmp, env))
+    configure.write_configuration(s)
     return s
 
 
@@ -93,7 +93,7 @@ def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_change
     assert head == ["setting", "value", "from", "what it is for"]
     assert ["INGEST_KEEP", "30d", "settings", "age at which rows and dead letters are deleted"] in before
     assert ["INGEST_STORE", "postgresql://ann:…@h/db", "settings", "the database"] in before
-    configure.write(settings.load(environment(tmp, {"INGEST_LOG": "json"}), file=True))
+    configure.write_configuration(settings.load_settings(environment(tmp, {"INGEST_LOG": "json"}), file=True))
     file.write_text(f"INGEST_KEEP=60d\nINGEST_STORE='{store}'\n")
     after = shown(INGEST_REPLICAS="2")
     assert [line[:3] for line in after[1:]] == [
@@ -145,7 +145,7 @@ def test_no_new_database_takes_the_place_of_one_that_is_missing(tmp: Path, redis
     line = f"sluice: INGEST_STORE: {tmp}/ingest.db is missing, where the cell of {tmp} has stored: put it back or mount"
     assert said.startswith(line) and len(said.splitlines()) == 1
     with pytest.raises(settings.SettingError, match="put it back or mount its disk"):
-        check_places(settings.load(environment(tmp, {})))
+        check_places(settings.load_settings(environment(tmp, {})))
     with pytest.raises(Unavailable, match="there is no database yet"):  # it was unmounted after the check
         open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, used=True)
     assert not (tmp / "ingest.db").exists()
@@ -233,7 +233,7 @@ def test_a_database_is_private_whichever_program_makes_it(first: str, tmp: Path,
 def test_a_file_is_replaced_without_following_a_link(tmp: Path) -> None:
     (tmp / "precious").write_text("precious")
     (tmp / "status.json.new").symlink_to(tmp / "precious")
-    replace(tmp / "status.json", "figures")
+    replace_file(tmp / "status.json", "figures")
     assert ((tmp / "precious").read_text(), (tmp / "status.json").read_text()) == ("precious", "figures")
     assert not (tmp / "status.json").is_symlink()
 
@@ -245,7 +245,7 @@ def test_what_is_no_file_is_not_read(tmp: Path) -> None:
     (tmp / "link").symlink_to("/etc/passwd")
     for name in "pipe", "link":
         with pytest.raises(OSError, match="no file|symbolic"):
-            read(tmp / name)
+            read_file(tmp / name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -265,7 +265,7 @@ def test_bodies_that_redis_has_lost_before_they_were_stored_are_missing(tmp: Pat
     for n in range(9):
         group = inlet.append("votes", vote(n))
     inlet.commit(group)
-    s = settings.load(environment(tmp))
+    s = settings.load_settings(environment(tmp))
     store = open_store(s.store, STREAMS)
     Publisher(Inspector(s.spool), STREAMS, s.cell, keep=False).publish(store)  # nine wait
     store.close()
@@ -299,7 +299,7 @@ def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: 
             push(server, *map(vote, range(count)))
             drain(home, INGEST_STORE=store, INGEST_CELL=name)
             push(server, b"x", b"x")
-        s = settings.load(environment(tmp / "c2", {"INGEST_STORE": store, "INGEST_CELL": "c2"}))
+        s = settings.load_settings(environment(tmp / "c2", {"INGEST_STORE": store, "INGEST_CELL": "c2"}))
         own = open_store(s.store, STREAMS)
         Publisher(Inspector(s.spool), STREAMS, s.cell, keep=False).publish(own, last=True)
         own.close()

@@ -64,7 +64,7 @@ def test_a_cell_is_taken_out_killed_and_put_back_under_load_and_no_request_fails
     def kill(cell: int) -> None:
         """End all its processes at once (SIGKILL): a request that it still has would fail."""
         up[cell].process.kill()
-        for pid in [pid for tag in launch.tags(homes[cell]) for pid in launch.holders(tag)]:
+        for pid in [pid for tag in launch.home_tags(homes[cell]) for pid in launch.tag_holders(tag)]:
             os.kill(pid, signal.SIGKILL)
         stacks[cell].close()
 

@@ -122,23 +122,23 @@ def ask(connection: socket.socket, data: bytes) -> bytes:
 
 def hup_gateway(home: Path) -> None:
     """gunicorn's reload: it replaces the workers."""
-    master = reload.master(home, "gateway")
-    old = reload.family(home, "gateway").keys() - {master}
+    master = reload.program_master(home, "gateway")
+    old = reload.program_processes(home, "gateway").keys() - {master}
     os.kill(master, signal.SIGHUP)
-    poll(lambda: not old & reload.family(home, "gateway").keys(), what=f"the end of {old}")
+    poll(lambda: not old & reload.program_processes(home, "gateway").keys(), what=f"the end of {old}")
 
 
 def upgrade_gateway(home: Path) -> None:
     """gunicorn's upgrade: it replaces the master and the workers."""
-    reload.upgrade(home, "gateway", reload.master(home, "gateway"))
+    reload.upgrade_program(home, "gateway", reload.program_master(home, "gateway"))
 
 
 def hup_nginx(home: Path) -> None:
     """nginx's reload, until its old processes are gone."""
-    master = reload.master(home, "nginx")
-    old = reload.family(home, "nginx").keys() - {master}
+    master = reload.program_master(home, "nginx")
+    old = reload.program_processes(home, "nginx").keys() - {master}
     reload.reload_nginx(home, master)
-    poll(lambda: not old & reload.family(home, "nginx").keys(), what=f"the end of {old}")
+    poll(lambda: not old & reload.program_processes(home, "nginx").keys(), what=f"the end of {old}")
 
 
 STEPS: dict[str, Callable[[Path], None]] = {
@@ -294,9 +294,11 @@ def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes
         poll(lambda: len(before["nginx"] & set(up.pids("nginx"))) == 1, what="the end of nginx's old processes")
         assert up.pids("redis") == [redis]
         assert "not expected" not in up.said()
-        successor = reload.master(tmp.resolve(), "gateway")
+        successor = reload.program_master(tmp.resolve(), "gateway")
         os.kill(successor, signal.SIGKILL)
-        poll(lambda: any(launch.leads(pid) for pid in up.pids("gateway") if pid != successor), what="another gateway")
+        poll(
+            lambda: any(launch.is_leader(pid) for pid in up.pids("gateway") if pid != successor), what="another gateway"
+        )
         poll(lambda: post(up.port, "/votes", b'{"poll":"p","choice":"a"}')[0] == 200, what="a write")
         up.process.terminate()
         assert up.process.wait(PATIENCE) == 0
@@ -407,7 +409,7 @@ def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Pa
 
     with installation(tmp, {"INGEST_API_KEYS": keys}, ready=False) as up:
         poll(lambda: sent("ready") == 200)
-        master = reload.master(tmp, "nginx")
+        master = reload.program_master(tmp, "nginx")
         with Load(up.port, 12, 4, 0.0, b"X-API-Key: %b\r\n" % key.encode()) as load:
             for lines in (
                 f"{key} name=acme\n",
@@ -423,7 +425,7 @@ def test_keys_change_under_load_and_no_request_of_a_key_that_stays_fails(tmp: Pa
                 assert sent("new", other) == (200 if "new" in lines else 401)
                 assert len(load.acknowledged) > before
         assert load.failed == load.again == []
-        assert reload.master(tmp, "nginx") == master
+        assert reload.program_master(tmp, "nginx") == master
         poll(lambda: len(harness.ask(tmp, "SELECT choice FROM votes WHERE poll = 'p'")) == len(load.acknowledged))
         rows = harness.ask(tmp, "SELECT choice, sender FROM votes WHERE poll = 'q' AND choice != 'ready'")
         assert sorted(rows) == [(name, name) for name in ("acme", "acme", "new", "renamed")]

@@ -60,7 +60,7 @@ ENVS = [{}, pytest.param(EVERY, marks=needs("postgres"))]
 def installed(tmp: Path, env: dict[str, str]) -> Path:
     """The units of an installation with these settings, and the system's own units that they extend."""
     folder = tmp / "units"
-    for path, text in services.files(settings.load(services.given("", env)), ROOT).items():
+    for path, text in services.system_files(settings.load_settings(services.service_settings("", env)), ROOT).items():
         if services.UNITS in path.parents:
             place = folder / path.relative_to(services.UNITS)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,9 @@ def test_gateway_and_reader_may_map_writable_code_on_pypy_only(name: str, runtim
 
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_pypy_has_the_nursery_of_bin_up_under_systemd_too(name: str, tmp: Path) -> None:
-    units = services.files(settings.load(services.given("", {"INGEST_RUNTIME": "pypy"})), Path("/srv/sluice"))
+    units = services.system_files(
+        settings.load_settings(services.service_settings("", {"INGEST_RUNTIME": "pypy"})), Path("/srv/sluice")
+    )
     ((variable, size),) = configure.NURSERY.items()
     assert f"Environment={variable}={size}\n" in units[services.UNITS / f"sluice-{name}.service.d/zz-pypy.conf"]
 
@@ -117,7 +119,10 @@ def test_every_program_but_the_redis_of_the_list_has_a_bound_of_memory(tmp: Path
 
 @whole
 def test_the_units_follow_the_settings(tmp: Path) -> None:
-    plain, every = (services.files(settings.load(services.given("", env)), Path("/srv/sluice")) for env in ({}, EVERY))
+    plain, every = (
+        services.system_files(settings.load_settings(services.service_settings("", env)), Path("/srv/sluice"))
+        for env in ({}, EVERY)
+    )
     more = {f"sluice-{name}.service.d/zz-pypy.conf" for name in ("gateway", "reader")}
     more |= {"sluice-worker@.service.d/network.conf"}
     users = "scale", "follower", "forward", "metrics", "page", "gateway"
@@ -134,7 +139,7 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
 )
 def test_a_worker_that_sends_rows_to_another_machine_has_the_network(rows: str) -> None:
     env = {"INGEST_ROWS": rows or "gps=parquet:///var/lib/sluice/rows"}
-    units = services.files(settings.load(services.given("", env)), Path("/srv/sluice"))
+    units = services.system_files(settings.load_settings(services.service_settings("", env)), Path("/srv/sluice"))
     granted = {path.relative_to(services.UNITS) for path in units if path.name == "network.conf"}
     assert granted == ({Path("sluice-worker@.service.d/network.conf")} if rows else set())
 
@@ -142,12 +147,12 @@ def test_a_worker_that_sends_rows_to_another_machine_has_the_network(rows: str) 
 def test_every_program_of_bin_up_has_a_unit() -> None:
     core = set(re.findall(r"^\[program:(\w+)\]", (ROOT / "deploy/supervisord.conf").read_text(), re.M))
     names = {re.sub(r"^sluice-|-server|@.*|\.service.*", "", path.name) for path in unit_files()}
-    assert core | registry.declared("programs").keys() <= names
+    assert core | registry.declared_entries("programs").keys() <= names
 
 
 @needs("autoscale", "destinations")
 def test_every_unit_of_a_contribution_is_enabled_with_its_program() -> None:
-    s = settings.load({"INGEST_WORKERS": "auto", "INGEST_ROWS": "votes=https://host/"})
+    s = settings.load_settings({"INGEST_WORKERS": "auto", "INGEST_ROWS": "votes=https://host/"})
     enabled = {unit for part in programs.declared(s).values() for unit in part.units}
     files = {path.name for folder in programs.unit_folders() for path in folder.iterdir() if path.is_file()}
     assert enabled == files
@@ -176,14 +181,16 @@ def test_every_kernel_limit_that_is_set_exists() -> None:
 
 
 def test_settings_of_the_environment_override_those_of_the_file() -> None:
-    file = services.defaults(services.given("", {"INGEST_PORT": "80", "INGEST_STORE": "postgresql:///x?a='b'&c=d e"}))
-    found = services.given(file, {"INGEST_PORT": "81", "HOME": "/root"})
+    file = services.defaults(
+        services.service_settings("", {"INGEST_PORT": "80", "INGEST_STORE": "postgresql:///x?a='b'&c=d e"})
+    )
+    found = services.service_settings(file, {"INGEST_PORT": "81", "HOME": "/root"})
     assert found == {
         "INGEST_HOME": "/var/lib/sluice",
         "INGEST_PORT": "81",
         "INGEST_STORE": "postgresql:///x?a='b'&c=d e",
     }
-    assert services.given(services.defaults(found), {}) == found
+    assert services.service_settings(services.defaults(found), {}) == found
 
 
 @pytest.mark.nightly
@@ -212,7 +219,7 @@ def test_what_services_do_not_support_is_reported_in_one_line(
 
 # --- an installation of its own, while systemd does not run ------------------------------------------
 
-UNITS_OF_CONTRIB = [unit for part in programs.declared(settings.load({})).values() for unit in part.units]
+UNITS_OF_CONTRIB = [unit for part in programs.declared(settings.load_settings({})).values() for unit in part.units]
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private", "bash", "-ec"]
 SYSTEM = r"""
 mount -t tmpfs none "$0"
@@ -253,7 +260,7 @@ def test_services_are_installed_once_and_start_with_systemd(system: Callable[[st
         grep -q 'listen .*:8099' /var/lib/sluice/etc/includes/listen.conf
     """)
     later = "sluice: systemd is not running; the services start when it does."
-    texts = services.files(settings.load(services.given("", {})), ROOT)
+    texts = services.system_files(settings.load_settings(services.service_settings("", {})), ROOT)
     first = lines.index(later)
     assert {f"sluice: wrote {path}" for path in (services.DEFAULTS, *texts)} <= set(lines[:first])
     assert lines[first + 1 :] == [
@@ -426,7 +433,7 @@ def test_repeated_restarts_behind_inherited_sockets_fail_no_request(runtime: str
         front = stack.enter_context(nginx(tmp))
         env = environment(tmp, {"INGEST_SPOOL": redis.socket})
         sockets = []
-        for path in settings.load(env).gateway_sockets:
+        for path in settings.load_settings(env).gateway_sockets:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.bind(str(path))
             sock.listen(4096)
@@ -558,7 +565,7 @@ def test_every_path_and_port_in_the_vagrantfile_exists() -> None:
     assert "bin/provision" in paths and "bench" in paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert re.findall(r"guest: (\d+), host: (\d+)", code) == [("8080", "8080")]
-    assert settings.load({}).port == 8080
+    assert settings.load_settings({}).port == 8080
     excluded = re.findall(r'"([\w./-]+)/"', code)
     assert {".venv", ".venv-pypy", "bench/.venv", "var"} <= set(excluded)
     usage = subprocess.run([ROOT / "bin/provision", "?"], capture_output=True, text=True).stderr

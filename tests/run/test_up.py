@@ -153,7 +153,7 @@ def test_ctrl_c_at_any_moment_of_a_start_ends_it_quietly(moment: float, tmp: Pat
         said, _ = up.communicate(timeout=60)
     assert up.returncode in (0, -signal.SIGINT)
     assert not re.search("Traceback|KeyboardInterrupt|SIGKILL", said), said
-    assert not any(launch.holders(tag) for tag in launch.tags(tmp))
+    assert not any(launch.tag_holders(tag) for tag in launch.home_tags(tmp))
 
 
 @pytest.mark.nightly
@@ -474,10 +474,10 @@ def test_a_path_that_nginx_would_read_as_another_is_one_line_and_status_2(tmp: P
     assert not (tmp / "a$b").exists()
     for name in "a%b", 'a"b', "a\\b", "a\udcff":
         with pytest.raises(settings.SettingError, match="cannot use the path"):
-            configure.write(settings.load({"INGEST_HOME": str(tmp / name)}))
+            configure.write_configuration(settings.load_settings({"INGEST_HOME": str(tmp / name)}))
         for setting in "INGEST_HOME", "INGEST_SPOOL", *["INGEST_API_KEYS"] * has("access"):
             with pytest.raises(settings.SettingError, match=f"^{setting}: nginx and Redis cannot use the path "):
-                up.check_paths(settings.load({"INGEST_HOME": str(tmp), setting: str(tmp / name)}))
+                up.check_paths(settings.load_settings({"INGEST_HOME": str(tmp), setting: str(tmp / name)}))
 
 
 @pytest.mark.nightly
@@ -519,7 +519,7 @@ def test_a_home_of_an_earlier_version_is_used_and_its_modes_stay(mark: str, tmp:
     (tmp / "log").chmod(0o750)  # for a collector of logs
     (tmp / "mine.txt").write_text("")
     up.check_home(tmp)
-    configure.write(settings.load({"INGEST_HOME": str(tmp)}))
+    configure.write_configuration(settings.load_settings({"INGEST_HOME": str(tmp)}))
     assert (tmp / "log").stat().st_mode & 0o777 == 0o750
     assert (tmp / "etc/redis.conf").exists()
 
@@ -613,11 +613,11 @@ def test_a_module_that_cannot_be_imported_is_one_line_and_status_2(name: str, tm
 def test_a_route_that_no_request_could_reach_is_an_invalid_setting(routes: str, tmp: Path) -> None:
     (tmp / "mine.py").write_text(f"from sluice import OK, Route\nROUTES = {routes}\n")
     with pytest.raises(settings.SettingError, match=r"INGEST_ROUTES='.*' is invalid: ROUTES\["):
-        up.check_modules(settings.load({"INGEST_ROUTES": str(tmp / "mine.py")}))
+        up.check_modules(settings.load_settings({"INGEST_ROUTES": str(tmp / "mine.py")}))
 
 
 def test_a_signed_route_that_nothing_checks_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    s = settings.load({})
+    s = settings.load_settings({})
     monkeypatch.setattr(registry, "contributions", dict)  # as without sluice/contrib
     routes = {"/hooks": Route("votes", OK, signed="github:/secret")}
     with pytest.raises(settings.SettingError, match="nothing here checks the signatures of /hooks"):
@@ -626,8 +626,8 @@ def test_a_signed_route_that_nothing_checks_stops_the_start(monkeypatch: pytest.
 
 @pytest.mark.contract
 def test_nginx_reads_all_of_its_files_in_a_home_whose_name_is_a_pattern(tmp: Path) -> None:
-    s = settings.load({"INGEST_HOME": str(tmp / "[a]*?")})
-    configure.write(s)
+    s = settings.load_settings({"INGEST_HOME": str(tmp / "[a]*?")})
+    configure.write_configuration(s)
     command = ["nginx", "-T", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
     shown = subprocess.run(command, env={"PATH": places.program_path()}, capture_output=True, text=True).stdout
     read = set(re.findall(r"^# configuration file (.*):$", shown, re.M))
@@ -639,7 +639,7 @@ def test_nginx_reads_all_of_its_files_in_a_home_whose_name_is_a_pattern(tmp: Pat
 def test_a_route_to_a_stream_without_a_decoder_stops_the_start(tmp: Path) -> None:
     (tmp / "mine.py").write_text("from sluice import OK, Route\nROUTES = {'/orders': Route('orders', OK)}\n")
     with pytest.raises(settings.SettingError, match="/orders leads to the stream orders.* INGEST_RECORDS"):
-        up.check_modules(settings.load({"INGEST_ROUTES": str(tmp / "mine.py")}))
+        up.check_modules(settings.load_settings({"INGEST_ROUTES": str(tmp / "mine.py")}))
 
 
 @pytest.mark.parametrize(
@@ -648,11 +648,11 @@ def test_a_route_to_a_stream_without_a_decoder_stops_the_start(tmp: Path) -> Non
 )  # fmt: skip
 def test_a_directory_that_cannot_be_made_stops_the_start(name: str, value: str) -> None:
     with pytest.raises(settings.SettingError, match=f"^{name}: the directory /proc(/x)? cannot be used: No such file"):
-        up.check_places(settings.load({name: value}))
+        up.check_places(settings.load_settings({name: value}))
     with pytest.raises(settings.SettingError, match="^INGEST_STORE: /proc is a directory, and SQLite needs a file"):
-        up.check_places(settings.load({"INGEST_STORE": "sqlite:////proc"}))
+        up.check_places(settings.load_settings({"INGEST_STORE": "sqlite:////proc"}))
     with pytest.raises(settings.SettingError, match="^INGEST_SPOOL: the directory /dev/null cannot be used"):
-        up.check_places(settings.load({"INGEST_SPOOL": "/dev/null/redis.sock"}))
+        up.check_places(settings.load_settings({"INGEST_SPOOL": "/dev/null/redis.sock"}))
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
@@ -664,7 +664,7 @@ def test_the_socket_of_redis_takes_the_place_of_nothing_else(what: str, tmp: Pat
     else:
         path.mkdir() if what == "directory" else path.touch()
     with pytest.raises(settings.SettingError, match="^INGEST_SPOOL: .*/mine is there and is no socket: Redis"):
-        up.check_places(settings.load({"INGEST_HOME": str(tmp / "home"), "INGEST_SPOOL": str(path)}))
+        up.check_places(settings.load_settings({"INGEST_HOME": str(tmp / "home"), "INGEST_SPOOL": str(path)}))
     assert os.path.lexists(path)
 
 
@@ -680,7 +680,7 @@ def test_too_low_a_limit_of_open_files_is_one_line_and_status_1(tmp: Path) -> No
 @needs("destinations")
 def test_the_directories_that_settings_name_are_made(tmp: Path) -> None:
     urls = {"INGEST_ROWS": f"votes=parquet://{tmp}/rows", "INGEST_STORE": f"sqlite:///{tmp}/store/a.db"}
-    up.check_places(settings.load(urls | {"INGEST_HOME": str(tmp / "home")}))
+    up.check_places(settings.load_settings(urls | {"INGEST_HOME": str(tmp / "home")}))
     assert sorted(path.name for path in tmp.iterdir()) == ["rows", "store"]
 
 
@@ -694,10 +694,10 @@ def test_an_argument_prints_the_usage_and_starts_nothing(argument: str, status: 
 
 @needs("kafka", "destinations")
 def test_the_parts_that_a_cell_needs_follow_from_its_settings() -> None:
-    assert parts.parts(settings.load({})) == []
+    assert parts.needed_parts(settings.load_settings({})) == []
     urls = {"INGEST_SPOOL": "kafka://h:1", "INGEST_ROWS": "s3://bucket,gps=kafka://h:1,logs=parquet:///rows"}
-    assert parts.parts(settings.load(urls)) == ["kafka", "parquet", "s3"]
-    assert parts.parts(settings.load({"INGEST_RUNTIME": "pypy", "INGEST_ROWS": "store"})) == ["pypy"]
+    assert parts.needed_parts(settings.load_settings(urls)) == ["kafka", "parquet", "s3"]
+    assert parts.needed_parts(settings.load_settings({"INGEST_RUNTIME": "pypy", "INGEST_ROWS": "store"})) == ["pypy"]
 
 
 @pytest.mark.contract

@@ -28,7 +28,7 @@ from proving.harness import (
 )
 from sluice.base import disk
 from sluice.ledger import Observer
-from sluice.settings import load
+from sluice.settings import load_settings
 from sluice.spool.errors import DISK_FULL
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
@@ -75,9 +75,10 @@ def test_posts_are_refused_while_redis_can_still_write_and_accepted_once_there_i
         poll(lambda: post(gate.socket, "/votes", VOTE)[0] == 503)
         for status, headers, body in post(gate.socket, "/votes", VOTE), get(gate.socket, "/readyz"):
             assert status == 503 and DISK_FULL.encode() in body and int(headers["retry-after"]) > 0
-        assert disk.spare(home) > -(4 << 20)
+        assert disk.spare_bytes(home) > -(4 << 20)
         assert any(
-            "disk is almost full" in line for line in Observer(load({"INGEST_HOME": str(home)})).ledger()["trouble"]
+            "disk is almost full" in line
+            for line in Observer(load_settings({"INGEST_HOME": str(home)})).ledger()["trouble"]
         )
         ballast.unlink()
         poll(lambda: post(gate.socket, "/votes", VOTE)[0] == 200)
@@ -101,7 +102,7 @@ def test_a_transaction_of_sqlite_leaves_half_of_the_reserve(home: Path) -> None:
         db.execute("CREATE TABLE large (body)")
         for _ in range(48):
             db.execute("INSERT INTO large VALUES (zeroblob(1000000))")
-    assert disk.spare(home, 2) >= 0
+    assert disk.spare_bytes(home, 2) >= 0
     with store.transaction() as db:
         db.execute("CREATE TABLE small (body)")
     store.close()

@@ -81,7 +81,7 @@ def test_the_worker_logs_why_it_cannot_take_bodies(broken: tuple[str, str], capl
         ours.stopping = len(turns) == 3
 
     ours = program.Worker(Outlet(address), "", STREAMS, Limits(1 << 20))
-    ours.store = SimpleNamespace(db=None, elsewhere=SimpleNamespace(end=lambda store: None))  # type: ignore[assignment]
+    ours.store = SimpleNamespace(db=None, row_destinations=SimpleNamespace(end=lambda store: None))  # type: ignore[assignment]
     ours.wake = SimpleNamespace(acquire=acquire)  # type: ignore[assignment]
     ours.run()
     (line,) = warnings(caplog)

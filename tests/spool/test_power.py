@@ -39,7 +39,7 @@ pytestmark = [
 ]
 
 VOTES = Keys.of("votes")
-LIMITS = registry.limits(settings.load({}))
+LIMITS = registry.body_limits(settings.load_settings({}))
 CALLS = "write,writev,pwrite64,pwritev,sendto,sendmsg,fsync,fdatasync"
 CALL = re.compile(r"(\d+) +(?:(\w+)\((\d+)<([^>]*)>|<\.\.\. (\w+) resumed>)(.*)")
 

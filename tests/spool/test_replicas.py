@@ -28,7 +28,7 @@ from worker import Worker
 pytestmark = pytest.mark.contract
 
 VOTES = Keys.of("votes")
-LIMITS = registry.limits(settings.load({}))
+LIMITS = registry.body_limits(settings.load_settings({}))
 VOTE = b'{"poll":"p","choice":"%d"}'
 
 

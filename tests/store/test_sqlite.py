@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from proving.harness import ROOT, short_tmp
-from sluice.store.bisection import split
+from sluice.store.bisection import split_bodies
 from sluice.store.registry import open_store
 from sluice.store.sqlite.file import check_place, start_log
 from sluice.store.store import Store
@@ -23,7 +23,7 @@ from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
 from sluice.streams.registry import stream
-from sluice.streams.schema import parts_of, stored
+from sluice.streams.schema import parts_of, stored_types
 from support.folders import needs
 from support.sqlite_store import SqliteStore
 from support.store_contract import NOON, StoreTests, body_with, claim, decoded, votes
@@ -31,7 +31,7 @@ from support.worker_contract import WorkerTests
 
 
 def kind_of_column(hint: Any) -> Any:
-    return column_kind({kind for part in parts_of(hint) for kind in stored(part)})
+    return column_kind({kind for part in parts_of(hint) for kind in stored_types(part)})
 
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
@@ -43,7 +43,7 @@ def test_bodies_are_split_into_lists_of_so_many_records() -> None:
         return Body(seq, NOON, b"", made, [Reject(b"", str(n)) for n in range(rejects)])
 
     bodies = [body(1, 1), body(2, 5, 2), body(3, 0), body(4, 1), body(5, 0, 1)]
-    pieces = [*split(bodies, 4)]
+    pieces = [*split_bodies(bodies, 4)]
     assert [[(part.seq, len(part.records), len(part.rejects)) for part in piece] for piece in pieces] == [
         [(1, 1, 0), (2, 3, 0)], [(2, 2, 2)], [(4, 1, 0), (5, 0, 1)],
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from backports import zstd
 
 from sluice.http.request import ENCODINGS
 from sluice.streams.built_in import STREAMS
-from sluice.streams.encoding import MEMBERS, inflated
+from sluice.streams.encoding import MEMBERS, inflate_body
 from sluice.streams.record import Invalid, Metric, Vote
 from sluice.streams.unique import Rule
 from support.folders import has, needs
@@ -74,7 +74,7 @@ def test_a_list_of_codings_names_those_that_were_applied_or_one_of_them(compress
             Vote(poll="p", choice="c")
         ]
     with pytest.raises(Invalid, match="inflates"):
-        inflated(zlib.compress(gzip.compress(bytes(5000))), "gzip,deflate", 4999)
+        inflate_body(zlib.compress(gzip.compress(bytes(5000))), "gzip,deflate", 4999)
 
 
 @pytest.mark.parametrize("compress", KNOWN_BY_THEIR_FIRST_BYTES)
@@ -86,8 +86,8 @@ def test_gzip_and_zstd_are_known_by_their_first_bytes(compress: Compress) -> Non
 @codings
 def test_nothing_compressed_is_an_empty_body(encoding: str, compress: Compress) -> None:
     head = f"Content-Encoding: {encoding}"
-    assert inflated(compress(b""), encoding, 0) == b""
-    assert inflated(b"", encoding, 0) == b""
+    assert inflate_body(compress(b""), encoding, 0) == b""
+    assert inflate_body(b"", encoding, 0) == b""
     assert decode("metrics", kept(compress(b""), "/metrics", head)) == decode("metrics", kept(b"", "/metrics")) == []
 
 
@@ -96,9 +96,9 @@ def test_the_limit_of_the_content_is_exact(encoding: str, compress: Compress) ->
     if compress is bytes:
         return
     data = bytes(100_000)
-    assert inflated(compress(data), encoding, len(data)) == data
+    assert inflate_body(compress(data), encoding, len(data)) == data
     with pytest.raises(Invalid, match="inflates to more than"):
-        inflated(compress(data), encoding, len(data) - 1)
+        inflate_body(compress(data), encoding, len(data) - 1)
 
 
 @codings
@@ -113,7 +113,7 @@ def test_a_damaged_or_truncated_body_is_one_dead_letter(encoding: str, compress:
 @needs("formats")
 def test_a_chunk_of_snappy_is_stored_if_its_checksum_is_right() -> None:
     sent = framed(VOTE)
-    assert inflated(sent + sent, "snappy", 2 * len(VOTE)) == VOTE + VOTE
+    assert inflate_body(sent + sent, "snappy", 2 * len(VOTE)) == VOTE + VOTE
     checksum = slice(14, 18)  # behind the start of the stream, and the head of the chunk
     wrong = bytearray(sent)
     wrong[checksum] = bytes(4)
@@ -127,12 +127,12 @@ def test_a_window_larger_than_8_mib_is_not_allocated() -> None:
     bomb = zstd.compress(bytes(16 << 20), options={option.window_log: 24, option.content_size_flag: 0})
     assert "too much memory" in reject_reason("votes", bomb)
     fits = zstd.compress(bytes(8 << 20), options={option.window_log: 23})
-    assert inflated(fits, "", LIMITS.inflated) == bytes(8 << 20)
+    assert inflate_body(fits, "", LIMITS.inflated) == bytes(8 << 20)
 
 
 @pytest.mark.parametrize("compress", KNOWN_BY_THEIR_FIRST_BYTES)
 def test_many_members_are_one_dead_letter(compress: Compress) -> None:
-    assert inflated(compress(b"") * (MEMBERS - 1) + compress(VOTE), "", LIMITS.inflated) == VOTE
+    assert inflate_body(compress(b"") * (MEMBERS - 1) + compress(VOTE), "", LIMITS.inflated) == VOTE
     assert "more than 1000 members" in reject_reason("votes", compress(b"") * (MEMBERS + 1))
 
 

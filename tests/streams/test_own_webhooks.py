@@ -9,7 +9,7 @@ import pytest
 
 from sluice import OK, Limits, Record, Reject, Route, stream
 from sluice.http.endpoints import Endpoint, Endpoints
-from sluice.http.request import read
+from sluice.http.request import read_item
 from sluice.http.routes import pattern, varies
 from sluice.streams.schema import stream_problem
 
@@ -70,7 +70,7 @@ def test_the_item_has_the_path_of_its_request_and_no_line_of_another() -> None:
     assert endpoint is not None and endpoint.taken == {"POST", "PUT"} and endpoint.max_body == 1 << 20
     environ = {"PATH_INFO": "/ttn/\xc3\xbc x\r\nEvil: 1/up", "QUERY_STRING": "q=1", "REQUEST_METHOD": "PUT",
                "CONTENT_LENGTH": "2", "wsgi.input": io.BytesIO(b"{}")}  # fmt: skip
-    assert read(environ, endpoint) == b"POST /ttn/%C3%BC%20x%0D%0AEvil:%201/up?q=1 HTTP/1.1\r\n\r\n{}"
+    assert read_item(environ, endpoint) == b"POST /ttn/%C3%BC%20x%0D%0AEvil:%201/up?q=1 HTTP/1.1\r\n\r\n{}"
     large = found("/any")
     assert large is not None and (large.max_body, large.taken) == (30 << 20, {"POST", "GET"})
 
@@ -82,8 +82,8 @@ def test_a_part_of_the_path_is_a_field_and_a_reserved_name_gets_an_underscore() 
     item = b'POST /ttn/my%20app/up HTTP/1.1\r\n\r\n{"received_at":"2026","sender":{"login":"x"},"application":"?"}'
     (row,) = UPLINKS.decode(item, Limits()).records
     assert [getattr(row, name) for name in row.__struct_fields__] == [None, "2026", {"login": "x"}, "my app"]
-    elsewhere = item.replace(b"/ttn", b"/other")
-    assert UPLINKS.decode(elsewhere, Limits()).records[0].application == "?"  # type: ignore[attr-defined]
+    row_destinations = item.replace(b"/ttn", b"/other")
+    assert UPLINKS.decode(row_destinations, Limits()).records[0].application == "?"  # type: ignore[attr-defined]
     (reject,) = UPLINKS.decode(item.replace(b"received_at", b"x"), Limits()).rejects
     assert isinstance(reject, Reject) and reject.reason == "missing: received_at"
 

@@ -18,9 +18,9 @@ from hypothesis import settings as profiles
 from hypothesis import strategies as st
 
 from sluice import settings
-from sluice.streams.body import INVALID_COST, Budget, elements
+from sluice.streams.body import INVALID_COST, Budget, split_elements
 from sluice.streams.built_in import STREAMS, load_streams
-from sluice.streams.message import parse
+from sluice.streams.message import parse_message
 from sluice.streams.record import Decoded, Gps, Log, Metric, Record, Reject, Span, Vote
 from sluice.streams.registry import Stream, stream
 from sluice.streams.schema import stream_problem, valid_name
@@ -363,14 +363,14 @@ def test_an_object_with_a_syntax_error_has_its_own_reason():
 
 def test_elements_are_found_between_brackets_quotes_and_escapes():
     parts = [b'{"a":"]}\\"["}', b'"x,\\\\"', b"[[],{}]", b'{"a":{"b":["}"]}}', b"1", b"null", b"{}", b'""', b"[]"]
-    assert list(elements(b"[ " + b" ,\n".join(parts) + b"\t]", Budget(LIMITS))) == parts
-    assert list(elements(b"[" + b",".join(parts) + b"]", Budget(LIMITS))) == parts
+    assert list(split_elements(b"[ " + b" ,\n".join(parts) + b"\t]", Budget(LIMITS))) == parts
+    assert list(split_elements(b"[" + b",".join(parts) + b"]", Budget(LIMITS))) == parts
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_elements_are_those_of_the_json_module(value):
     text = json.dumps([value, value], indent=1).encode()
-    assert [json.loads(x) for x in elements(text, Budget(LIMITS))] == [value, value]
+    assert [json.loads(x) for x in split_elements(text, Budget(LIMITS))] == [value, value]
 
 
 # --- gzip
@@ -431,8 +431,8 @@ def test_a_zlib_stream_is_not_gzip():
 
 
 def test_a_kept_message_is_recognised_by_its_request_line():
-    assert parse(b"POST / HTTP/1.1\r\n\r\n").body == b""
-    assert parse(b"POST /a?b=c HTTP/1.0\r\nA: 1\r\n\r\nbody\r\n\r\n").body == b"body\r\n\r\n"
+    assert parse_message(b"POST / HTTP/1.1\r\n\r\n").body == b""
+    assert parse_message(b"POST /a?b=c HTTP/1.0\r\nA: 1\r\n\r\nbody\r\n\r\n").body == b"body\r\n\r\n"
     for item in (
         b"POST a HTTP/1.1\r\n\r\n",
         b"POST /a b HTTP/1.1\r\n\r\n",
@@ -440,12 +440,12 @@ def test_a_kept_message_is_recognised_by_its_request_line():
         b"POST /a=1",
         b"",
     ):
-        assert parse(item) is None
+        assert parse_message(item) is None
     assert reject_reason("votes", b"POST / HTTP/1.1\r\nA: 1\r\n") == "kept message: the head is incomplete"
 
 
 def test_a_kept_message_has_fields_and_parameters():
-    message = parse(kept(b"", "/a/b?u=a%20b&d=&d=x&u=c", "X-Limit-U:  Jos\u00e9 ", "x-limit-u: b", "Odd"))
+    message = parse_message(kept(b"", "/a/b?u=a%20b&d=&d=x&u=c", "X-Limit-U:  Jos\u00e9 ", "x-limit-u: b", "Odd"))
     assert (message.path, message.field("x-LIMIT-u"), message.field("nothing")) == ("/a/b", "Jos\u00e9", "")
     assert (message.parameter("u"), message.parameter("d"), message.parameter("e")) == ("a b", "x", "")
 
@@ -1035,11 +1035,13 @@ def test_the_streams_of_a_user_module_are_added_or_replace_built_in_ones(tmp_pat
         "from sluice import Record, stream\n\n\nclass Order(Record):\n    sku: str\n    count: int = 1\n\n\n"
         'STREAMS = {"orders": stream("orders", Order), "votes": stream("votes", Order)}\n'
     )
-    streams = load_streams(settings.load({"INGEST_RECORDS": str(module)}))
+    streams = load_streams(settings.load_settings({"INGEST_RECORDS": str(module)}))
     assert list(streams) == [*STREAMS, "orders"]
     assert streams["orders"].decode(b'{"sku":"a"}', LIMITS).records[0].sku == "a"
     assert streams["votes"].record is sys.modules["mine"].STREAMS["votes"].record
-    assert {name: known._replace(rule=None) for name, known in load_streams(settings.load({})).items()} == STREAMS
+    assert {
+        name: known._replace(rule=None) for name, known in load_streams(settings.load_settings({})).items()
+    } == STREAMS
 
 
 @pytest.mark.parametrize("text", ["", "STREAMS = 5", "STREAMS = {'a': dict}", "import nothing_of_that_name"])
@@ -1047,7 +1049,7 @@ def test_an_invalid_user_module_stops_the_start_with_one_line(tmp_path: Path, te
     module = tmp_path / "mine_bad.py"
     module.write_text(text)
     with pytest.raises(settings.SettingError, match="INGEST_RECORDS=.*mine_bad"):
-        load_streams(settings.load({"INGEST_RECORDS": str(module)}))
+        load_streams(settings.load_settings({"INGEST_RECORDS": str(module)}))
 
 
 LAST_LINES = [
@@ -1108,7 +1110,7 @@ def test_a_stream_that_no_database_can_hold_stops_the_start_with_one_line(tmp_pa
         f"{last}\n"
     )
     with pytest.raises(settings.SettingError) as caught:
-        load_streams(settings.load({"INGEST_RECORDS": str(module)}))
+        load_streams(settings.load_settings({"INGEST_RECORDS": str(module)}))
     text = str(caught.value)
     assert why in text
     assert text.startswith(f"INGEST_RECORDS='{module}' is invalid: ") and "\n" not in text

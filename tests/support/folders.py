@@ -8,7 +8,19 @@ import pytest
 
 from proving.harness import ROOT
 
-ALL = "access", "autoscale", "destinations", "formats", "forward", "kafka", "page", "postgres", "sentinel", "views"
+ALL = (
+    "access",
+    "autoscale",
+    "destinations",
+    "formats",
+    "forward",
+    "hooks",
+    "kafka",
+    "page",
+    "postgres",
+    "sentinel",
+    "views",
+)
 
 
 def has(*folders: str) -> bool:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import cramjam
 from backports import zstd
 
-from sluice.contrib.formats.protobuf import wrapped
+from sluice.contrib.formats.protobuf import encode_field
 
 PROTOBUF, JSON = "Content-Type: application/x-protobuf", "Content-Type: application/json"
 SNAPPY = "Content-Encoding: snappy"
 DELIVERED = "X-Amz-Firehose-Request-Id: a"
-NAME = wrapped(1, wrapped(1, b"__name__") + wrapped(2, b"m"))
+NAME = encode_field(1, encode_field(1, b"__name__") + encode_field(2, b"m"))
 
 Make = Callable[[int], bytes]  # a body of about so many bytes, inflated
 HOSTILE: dict[str, tuple[str, tuple[str, ...], Make]] = {}  # by name: the path, fields of the head, what makes a body
@@ -44,7 +44,7 @@ for what, number in {"labels": 1, "samples": 2, "exemplars": 3, "histograms": 4}
     for share in 8, 128:  # of the body
 
         def series(size: int, number: int = number, share: int = share) -> bytes:
-            one = wrapped(1, NAME + wrapped(number, b"") * (size // share // 2 - 40))
+            one = encode_field(1, NAME + encode_field(number, b"") * (size // share // 2 - 40))
             return bytes(cramjam.snappy.compress_raw(one * share))
 
         HOSTILE[f"remote write, {what} in {share} series"] = "/api/v1/write", (PROTOBUF, SNAPPY), series
@@ -52,7 +52,7 @@ for what, number in {"labels": 1, "samples": 2, "exemplars": 3, "histograms": 4}
 
 @hostile("/api/v1/write", PROTOBUF, SNAPPY)
 def remote_write_spans(size: int) -> bytes:
-    one = wrapped(1, NAME + wrapped(4, wrapped(8, b"") * (size // 16 - 40)))
+    one = encode_field(1, NAME + encode_field(4, encode_field(8, b"") * (size // 16 - 40)))
     return bytes(cramjam.snappy.compress_raw(one * 8))
 
 
@@ -122,10 +122,10 @@ def envelope_of_names_for_each_record(size: int) -> bytes:
 for level in 0, 1, 2:
 
     def unknown(size: int, level: int = level) -> bytes:
-        inner = wrapped(15, b"") * (size // 80 - 10)
+        inner = encode_field(15, b"") * (size // 80 - 10)
         for _ in range(level):
-            inner = wrapped(2 if level > 1 else 1, inner)
-        return inner * 40 if level == 0 else wrapped(1, inner) * 40
+            inner = encode_field(2 if level > 1 else 1, inner)
+        return inner * 40 if level == 0 else encode_field(1, inner) * 40
 
     HOSTILE[f"otlp, unknown fields, level {level}"] = "/v1/logs", (PROTOBUF,), unknown
 

@@ -23,17 +23,17 @@ from proving.harness import ROOT, poll
 from sluice import settings
 from sluice.base.counters import Histogram
 from sluice.base.daemon import Interrupted
-from sluice.dead_letters import Letters
+from sluice.dead_letters import DeadLetters
 from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
-from sluice.store import bounds, expiry
+from sluice.store import expiry, transaction_limits
 from sluice.store.decoding import decode_claim
 from sluice.store.expiry import KeyExpiry
 from sluice.store.registry import open_store
-from sluice.store.store import Elsewhere, Store
+from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Unavailable
 from sluice.streams import registry
-from sluice.streams.built_in import load_streams, rule
+from sluice.streams.built_in import load_streams, stream_rule
 from sluice.streams.record import Limits, Record
 
 pytestmark = pytest.mark.contract
@@ -61,15 +61,17 @@ READINGS = registry.stream("readings", Reading, unique=("station", "time"))
 class Here:
     """A database, and a list of bodies that are claimed one claim after the other."""
 
-    def __init__(self, url: str, unique: str = "1d", epoch: str = "e", elsewhere: Elsewhere | None = None) -> None:
-        config = settings.load({"INGEST_UNIQUE": unique})
+    def __init__(
+        self, url: str, unique: str = "1d", epoch: str = "e", row_destinations: RowDestinations | None = None
+    ) -> None:
+        config = settings.load_settings({"INGEST_UNIQUE": unique})
         own = {
-            stream.name: stream._replace(rule=rule(stream, *config.unique.of(stream.name)))
+            stream.name: stream._replace(rule=stream_rule(stream, *config.unique.of(stream.name)))
             for stream in (ORDERS, READINGS)
         }
         self.streams = load_streams(config) | own
         self.url = url
-        self.store: Store[Any] = open_store(url, self.streams, elsewhere=elsewhere)
+        self.store: Store[Any] = open_store(url, self.streams, row_destinations=row_destinations)
         self.epoch, self.next = epoch, 1
 
     def claim(self, stream: str, *items: bytes, size: int = 0) -> Claim:
@@ -83,7 +85,7 @@ class Here:
         self.store.rules[stream] = self.streams[stream].rule  # tests change it
         while claim:
             bodies = [*items[-claim.count :]]
-            group = decode_claim(claim, bodies, self.streams[stream], limits, counts, bounds.TURN_SECONDS)
+            group = decode_claim(claim, bodies, self.streams[stream], limits, counts, transaction_limits.TURN_SECONDS)
             stored = self.store.persist(claim.part(claim.first, group.end), group.bodies, limits)
             records, letters = records + stored.records, letters + stored.letters
             claim = claim.after(group.end)
@@ -95,7 +97,7 @@ class Here:
 
     def replay(self, limits: Limits = Limits()) -> tuple[int, int, list[str]]:  # noqa: B008  # it cannot change
         """Letters that are stored now, and that are still dead with their reasons."""
-        letters = [letter for some in Letters(self.store).oldest_first([*self.streams], 100) for letter in some]
+        letters = [letter for some in DeadLetters(self.store).oldest_first([*self.streams], 100) for letter in some]
         stored, dead, reasons = 0, 0, list[str]()
         while letters:
             done = self.store.replay(letters, lambda letter: decode_letter(self.streams, limits, letter), limits=limits)
@@ -228,7 +230,7 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
 
     def declare(field: str) -> None:
         gps = registry.stream("gps", here.streams["gps"].record, unique=(field,))
-        here.streams["gps"] = gps._replace(rule=rule(gps, *settings.load({}).unique.of("gps")))
+        here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.of("gps")))
 
     declare("lat")
     assert here.put("gps", b'{"device":"a","lat":7,"lon":1}', b'{"device":"b","lat":7,"lon":2}') == (1, 0)
@@ -242,7 +244,7 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
 def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tuple[str, ...]) -> None:
     here = Here(url)
     orders = registry.stream("orders", Order, unique=fields)
-    here.streams["orders"] = orders._replace(rule=rule(orders, *settings.load({}).unique.of("orders")))
+    here.streams["orders"] = orders._replace(rule=stream_rule(orders, *settings.load_settings({}).unique.of("orders")))
     same = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00+01:00", "2026-01-01T12:00:00.000", "2026-01-01T06:30:00-05:30"
     assert here.put("orders", *(b'{"id":"1","at":"%b"}' % at.encode() for at in same)) == (1, 0)
     assert here.put("orders", b'{"id":"1","at":"2026-01-01T12:00:00+01:00"}') == (1, 0)
@@ -255,7 +257,7 @@ def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tup
 def test_two_zeros_are_stored_alike(url: str) -> None:
     here = Here(url)
     gps = registry.stream("gps", here.streams["gps"].record, unique=("lat", "lon"))
-    here.streams["gps"] = gps._replace(rule=rule(gps, *settings.load({}).unique.of("gps")))
+    here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.of("gps")))
     zeros = b'{"device":"a","lat":0.0,"lon":-0.0}', b'{"device":"b","lat":-0.0,"lon":0.0}'
     assert here.put("gps", *zeros) == (1, 0)
 
@@ -384,11 +386,11 @@ def test_copies_that_two_workers_store_at_the_same_time_are_stored_once(url: str
     assert first.rows("gps") == 500
 
 
-@pytest.mark.parametrize("limit", [1, 5_000, bounds.HELD_BYTES])
+@pytest.mark.parametrize("limit", [1, 5_000, transaction_limits.HELD_BYTES])
 def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
     url: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "HELD_BYTES", limit)
+    monkeypatch.setattr(transaction_limits, "HELD_BYTES", limit)
     here = Here(url)
     several = [b"[%s]" % b",".join(fix(f"d{n}") for n in range(at, at + 3)) for at in range(0, 60, 3)]
     single = [fix(f"d{n}") for n in range(60, 80)]
@@ -504,7 +506,7 @@ def test_copies_within_a_piece_of_keys_across_pieces_and_in_another_claim_are_st
 def test_old_keys_are_deleted_in_steps_and_are_as_old_as_their_rows_whatever_the_clock_of_redis_says(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "SEARCH_ROWS", 10)
+    monkeypatch.setattr(transaction_limits, "SEARCH_ROWS", 10)
     here = Here(url)
     assert here.put("gps", *(fix(f"d{n}") for n in range(35))) == (35, 0)
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
@@ -561,7 +563,7 @@ def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
     here = Here(url, unique="off")
     (old,) = [
         each
-        for each in program.chores({"gps": here.streams["gps"]}, settings.load({}).keep, None)
+        for each in program.worker_chores({"gps": here.streams["gps"]}, settings.load_settings({}).keep, None)
         if "keys" in each.name
     ]
     keys = old.step.__self__  # type: ignore[attr-defined]
@@ -574,7 +576,7 @@ def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
 
 
 def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MAX_KEYS", 10)
+    monkeypatch.setattr(transaction_limits, "MAX_KEYS", 10)
     here = Here(url)
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
     assert here.put("gps", *(fix(f"d{n}") for n in range(40))) == (40, 0)
@@ -590,8 +592,8 @@ def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_numbe
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes one step, from where the last one was."""
-    monkeypatch.setattr(bounds, "SEARCH_ROWS", 10)
-    monkeypatch.setattr(bounds, "MAX_KEYS", 20)
+    monkeypatch.setattr(transaction_limits, "SEARCH_ROWS", 10)
+    monkeypatch.setattr(transaction_limits, "MAX_KEYS", 20)
     monkeypatch.setattr(expiry, "NOTE_SECONDS", 0.0)
     here, now = Here(url), int(time.time())
 

@@ -7,7 +7,7 @@ from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits, Reject
 
-LIMITS = registry.limits(settings.load({}))
+LIMITS = registry.body_limits(settings.load_settings({}))
 
 
 def decode(stream: str, item: bytes, limits: Limits = LIMITS) -> list:

@@ -27,7 +27,7 @@ class Gateway:
         self.reads: list[bytes] = []
         self.connections = 0
         self.reply = OK
-        s = settings.load({"INGEST_HOME": str(home)})
+        s = settings.load_settings({"INGEST_HOME": str(home)})
         self.servers = [self.serve(path, self.requests) for path in s.gateway_sockets]
         self.readers = [self.serve(path, self.reads) for path in s.reader_sockets]
 

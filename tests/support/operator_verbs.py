@@ -29,7 +29,7 @@ def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
     with pytest.MonkeyPatch.context() as patch:
         # most callers run no views' Redis
         patch.setattr(os, "environ", environment(tmp, {"INGEST_VIEWS": "off"} | env) | {"COLUMNS": "80"})
-        patch.setattr(settings.load, "__defaults__", (os.environ,))
+        patch.setattr(settings.load_settings, "__defaults__", (os.environ,))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
             try:
                 code = main(list(words))
@@ -57,9 +57,9 @@ def vote(choice: object) -> bytes:
 
 def drain(tmp: Path, **env: object) -> None:
     """Run a worker in this process until the lists are empty."""
-    s = settings.load(environment(tmp, env))
+    s = settings.load_settings(environment(tmp, env))
     line = Publisher(Inspector(s.spool), load_streams(s), s.cell, keep=not s.has_own_redis)
-    worker = Worker(Outlet(s.spool), s.store, load_streams(s), registry.limits(s), line)
+    worker = Worker(Outlet(s.spool), s.store, load_streams(s), registry.body_limits(s), line)
     worker.run(burst=True)
     worker.stop()
     if worker.store:

@@ -47,7 +47,7 @@ def goes_on(item: Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     """Check that a loop goes on after an item that raises, and ends with Over."""
     odd = Odd()
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(settings, "load", lambda: SimpleNamespace(home=tmp_path, workers=1))
+    monkeypatch.setattr(settings, "load_settings", lambda: SimpleNamespace(home=tmp_path, workers=1))
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(daemon, "give_way", lambda: None)  # this process has signals and a priority of its own
     monkeypatch.setattr(signal, "signal", lambda *_: None)

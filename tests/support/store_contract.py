@@ -22,16 +22,16 @@ import pytest
 
 from proving.harness import PATIENCE, ROOT, poll
 from sluice import parsers, settings
-from sluice.account import shared
+from sluice.account import shared_settings
 from sluice.base.counters import Histogram
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS
 from sluice.store.decoding import decode_claim
 from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import open_store
-from sluice.store.store import Elsewhere, Store
+from sluice.store.store import RowDestinations, Store
 from sluice.store.tables import LAYOUT
 from sluice.store.types import Body, DeadLetter, Epoch, NewerTables, Origin, Outcome, Unavailable
 from sluice.streams import registry
@@ -42,7 +42,7 @@ from support.folders import has, needs
 
 T = TypeVar("T")
 NOON = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC in microseconds
-MOST = registry.limits(settings.load({}))
+MOST = registry.body_limits(settings.load_settings({}))
 
 
 class Backend(Protocol):
@@ -373,7 +373,7 @@ class StoreTests:
     def test_a_replay_of_letters_that_take_long_ends_between_two_of_them(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sluice.store.bounds.TURN_SECONDS", 0.0)
+        monkeypatch.setattr("sluice.store.transaction_limits.TURN_SECONDS", 0.0)
         store.persist(claim("votes", 3), decoded(STREAMS["votes"], [b"a", b"b", b"c"]))
         letters, seen = store.letters(), 0
         while letters:
@@ -434,13 +434,13 @@ class StoreTests:
         assert store.persist(given, entries) == Outcome(2, 0)
         assert store.persist(given._replace(id=f"other:1:{NOON}"), entries) == Outcome(2, 0)
         body = b'{"device":"e","lat":-1,"lon":2}'
-        elsewhere = Claim("gps", f"votes:1:{NOON + 1}", 1, 1, 0, [(1, NOON)])
-        assert store.persist(elsewhere, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
+        row_destinations = Claim("gps", f"votes:1:{NOON + 1}", 1, 1, 0, [(1, NOON)])
+        assert store.persist(row_destinations, decoded(STREAMS["gps"], [body])) == Outcome(1, 0)
         assert backend.ask("SELECT count(*), sum(last - first + 1) FROM batches_ranges") == [(3, 5)]
 
     def test_ranges_that_meet_become_one(self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
-        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+        monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 0)
+        monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
         for first, last, ranges in [
             (11, 20, [(11, 20)]),
             (31, 40, [(11, 20), (31, 40)]),
@@ -459,8 +459,8 @@ class StoreTests:
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Two claims that leave out one body are folded at once; a worker stores that body later."""
-        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
-        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+        monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 0)
+        monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
         store.persist(*votes(1, 2))
         store.persist(*votes(4, 5, first=4))
         assert store.fold()
@@ -478,8 +478,8 @@ class StoreTests:
         Another connection folds meanwhile.
         """
         end = 1201
-        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+        monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+        monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
         folding = open_store(backend.url, STREAMS)
         start = threading.Barrier(3)
         failed: list[Exception] = []
@@ -521,8 +521,8 @@ class StoreTests:
     def test_old_batches_are_folded_and_their_bodies_stay_stored(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 3)
-        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+        monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 3)
+        monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
         # Redis is emptied after the first half: a new epoch has the same numbers
         given = [
             (Claim("votes", f"{epoch}:{first}:{NOON}", first, 2, 0, [(first, NOON)]), votes("a", "b", first=first)[1])
@@ -557,7 +557,7 @@ class StoreTests:
     def test_rows_are_deleted_by_age_and_counted(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sluice.store.bounds.EXPIRE_ROWS", 3)
+        monkeypatch.setattr("sluice.store.transaction_limits.EXPIRE_ROWS", 3)
         store.persist(*votes(*range(1, 11)))  # a second apart
         before = NOON + 8_000_000
         assert (store.overdue("votes", before), store.overdue("orders", before)) == (8, 0)
@@ -576,7 +576,7 @@ class StoreTests:
         self, known: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """known: when the worker got an age, the clock being right."""
-        kept, now = parsers.keep("votes=3650d,dead=3650d"), time.time
+        kept, now = parsers.parse_keep("votes=3650d,dead=3650d"), time.time
         store = open_store(backend.url, STREAMS, keep=kept if known == "before it stored" else FOREVER)
         store.persist(*votes("a", "", "b", ""))
         if known == "after it stored":
@@ -605,7 +605,7 @@ class StoreTests:
     ) -> None:
         """A clock was ahead when the first ones arrived."""
         for bound in "EXPIRE_ROWS", "EXPIRE_LETTERS", "SEARCH_ROWS":
-            monkeypatch.setattr(f"sluice.store.bounds.{bound}", 3)
+            monkeypatch.setattr(f"sluice.store.transaction_limits.{bound}", 3)
         body = b"bad" if what == "dead_letters" else vote("a")
         for first, later in (1, 3600), (11, 0), (21, 3600):
             bodies = [
@@ -625,7 +625,7 @@ class StoreTests:
     def test_a_body_whose_letters_two_workers_delete_is_counted(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sluice.store.bounds.EXPIRE_LETTERS", 1)
+        monkeypatch.setattr("sluice.store.transaction_limits.EXPIRE_LETTERS", 1)
         bodies = [b"\n".join([vote(""), vote("a"), vote("")])] * 20  # each with two letters
         store.persist(claim("votes", 20), decoded(STREAMS["votes"], bodies))
         others = [open_store(backend.url, STREAMS) for _ in range(3)]
@@ -648,7 +648,7 @@ class StoreTests:
     def test_dead_letters_have_an_age_of_their_own(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sluice.store.bounds.EXPIRE_LETTERS", 2)
+        monkeypatch.setattr("sluice.store.transaction_limits.EXPIRE_LETTERS", 2)
         two = b"\n".join([vote(""), vote("a"), vote("")])  # a body with two letters
         store.persist(claim("votes", 4), decoded(STREAMS["votes"], [two, vote("b"), b"bad", b"bad"]))
         assert store.ledger("votes").dead == 3
@@ -668,8 +668,8 @@ class StoreTests:
     ) -> None:
         store.persist(*votes("a", "", "b", ""))
         for cell, kept in ("ours", "1s"), ("theirs", age):
-            keep = parsers.keep(f"{name}={kept}")
-            store.publish_figures(cell, {"settings": shared(STREAMS, keep, Elsewhere())}, [])
+            keep = parsers.parse_keep(f"{name}={kept}")
+            store.publish_figures(cell, {"settings": shared_settings(STREAMS, keep, RowDestinations())}, [])
         table = "votes" if name == "votes" else "dead_letters"
 
         def left() -> int:
@@ -775,9 +775,9 @@ class StoreTests:
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """65,536 records that are all rejected would take minutes, and each other stream waits."""
-        monkeypatch.setattr("sluice.store.bounds.SEARCH_INSERTS", 50)
-        monkeypatch.setattr("sluice.store.bounds.MERGED_BYTES", 1_000)
-        monkeypatch.setattr("sluice.store.bounds.CHUNK_RECORDS", 64)
+        monkeypatch.setattr("sluice.store.transaction_limits.SEARCH_INSERTS", 50)
+        monkeypatch.setattr("sluice.store.transaction_limits.MERGED_BYTES", 1_000)
+        monkeypatch.setattr("sluice.store.transaction_limits.CHUNK_RECORDS", 64)
         backend.refuse("votes", "choice", "poison")
         lines = [vote("poison" if n % 3 else n) for n in range(300)]
         bodies = [vote("first"), b"\n".join(lines), vote("poison"), vote("last")]
@@ -1007,7 +1007,7 @@ class StoreTests:
     ) -> None:
         rejects = [Reject(b"x" * size, "y", True) for size in (9, 1, 5, 5)]
         store.persist(claim("votes", 4), [body_with(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
-        monkeypatch.setattr("sluice.store.bounds.LETTER_BYTES", 10)
+        monkeypatch.setattr("sluice.store.transaction_limits.LETTER_BYTES", 10)
         assert [letter.seq for letter in store.letters()] == [1, 2]
         assert [letter.seq for letter in store.letters(newest=True)] == [4, 3]
 
@@ -1068,7 +1068,7 @@ class StoreTests:
         found = [("votes", reason, n) for reason, n in [("not a time: …", 5), ("bad byte…", 3), ("alone: 'x'", 1)]]
         assert store.reasons() == [*found, ("votes", "b", 1), ("votes", "c", 1)]
         assert store.reasons("reason LIKE 'bad%'") == [found[1]]
-        monkeypatch.setattr(bounds, "REASONS", 3)
+        monkeypatch.setattr(transaction_limits, "REASONS", 3)
         assert store.reasons() == [*found, ("votes", "others", 2)]
         seen = store.replay(store.letters(), lambda letter: Decoded((), [Reject(b"x", letter.reason, True)])).reasons
         assert seen["not a time: …"] == 5
@@ -1113,8 +1113,8 @@ class StoreTests:
     def test_a_row_elsewhere_that_is_refused_after_its_batch_was_folded_is_dead_and_replayed(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-        monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+        monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+        monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
         for number in range(1, 6):
             store.persist(*votes(number, first=number))
         ((first,),) = backend.ask("SELECT min(id) FROM batches")

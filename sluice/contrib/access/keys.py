@@ -14,7 +14,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from sluice import settings
-from sluice.contrib.access.senders import NAMES
+from sluice.contrib.access.key_usage import NAMES
 from sluice.http.routes import pattern, varies
 from sluice.parsers import EVERYBODY
 from sluice.routes import load_routes
@@ -41,7 +41,7 @@ class Key(NamedTuple):
     paths: frozenset[str] | None = None
 
 
-def load(s: Settings) -> list[Key]:
+def load_keys(s: Settings) -> list[Key]:
     """The keys in the file, none without INGEST_API_KEYS. Raises: SettingError."""
     if s.api_keys is None:
         return []
@@ -51,12 +51,12 @@ def load(s: Settings) -> list[Key]:
         streams[path] = {path}
     found: dict[str, Key] = {}  # nginx's map ignores case, of keys and of names
     rights: dict[str, Key] = {}
-    for number, line in enumerate(settings.secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
+    for number, line in enumerate(settings.read_secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
         if not (text := line.partition("#")[0].strip()):
             continue
         where = f"INGEST_API_KEYS: line {number} of {s.api_keys}"
         try:
-            key = parse(text, streams)
+            key = parse_key(text, streams)
         except ValueError as error:
             raise SettingError(f"{where} {error}.") from None
         if key.key.lower() in found:
@@ -70,7 +70,7 @@ def load(s: Settings) -> list[Key]:
     return [*found.values()]
 
 
-def parse(text: str, streams: dict[str, set[str]]) -> Key:
+def parse_key(text: str, streams: dict[str, set[str]]) -> Key:
     """One line. streams: name of a stream, or a path -> its paths. Raises: ValueError, whose text says what it is."""
     if plain := PLAIN.fullmatch(text):
         return Key(plain[1])
@@ -107,14 +107,14 @@ def basic_ends(key: str) -> list[str]:
     return list(dict.fromkeys(b64encode(text.encode()).decode()[-ENCODED:] for text in texts))
 
 
-def files(s: Settings) -> dict[str, str]:
+def key_files(s: Settings) -> dict[str, str]:
     """The files that nginx/sluice.conf includes, and the names for the gateway; none without INGEST_API_KEYS.
 
     Raises: SettingError.
     """
     if s.api_keys is None:
         return {}
-    known = load(s)
+    known = load_keys(s)
     by_name = {key.name: key for key in known if key.name}
     if not by_name:
         senders = f'map "" $sluice_sender {{ default ""; }}\n{UNLIMITED}\n'
@@ -123,7 +123,7 @@ def files(s: Settings) -> dict[str, str]:
         lines = ['map $sluice_client $sluice_sender { default $sluice_client; - ""; }']
     else:  # nginx looks nothing up
         lines = ['map "" $sluice_sender { default $sluice_client; }']
-    lines += rights(by_name, Counter(path.lower() for path in load_routes(s.routes)))
+    lines += forbidden_paths(by_name, Counter(path.lower() for path in load_routes(s.routes)))
     # an address that may not send uses up nobody's rate, and does not learn whether a key is valid
     limited = "$sluice_client"
     if s.allow != EVERYBODY:
@@ -148,7 +148,7 @@ def pattern_of(path: str) -> str:
     return pattern(path).replace(".*", "[^?]*").replace("[^/]+", "[^/?]+")
 
 
-def rights(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
+def forbidden_paths(by_name: dict[str, Key], paths: Counter[str]) -> list[str]:
     """The lines of where a key may not post, an unknown one nowhere.
 
     paths: of all routes, in lower case, as nginx's map compares texts.

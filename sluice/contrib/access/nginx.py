@@ -15,16 +15,17 @@ from sluice.contrib.access import keys
 from sluice.contrib.access.signature import PublicKey, load_signed
 from sluice.http.routes import Route, pattern, varies
 from sluice.parsers import PRIVATE
-from sluice.run.nginx import quoted
-from sluice.settings import SettingError, Settings, secret
+from sluice.run.nginx import quoted_path
+from sluice.settings import SettingError, Settings, read_secret
 
 STRANGERS = 64  # concurrent requests of a client of the internet, with INGEST_CLIENT_CONNECTIONS=auto
 GUESSES = 100  # requests per second of a client, with INGEST_PASSWORDS and INGEST_CLIENT_RATE=auto
 HSTS = "add_header Strict-Transport-Security max-age=31536000"
 
-# The client's API key, from X-API-Key, from Authorization, as clients of InfluxDB, Splunk and Elasticsearch send it, from
-# DD-API-KEY, as Datadog's do, from X-Amz-Firehose-Access-Key, or from the query, as InfluxDB 1's and devices do; and the
-# name of its owner ("": the key is unknown). A longer key than 46 characters does not fit into a bucket of nginx's hash.
+# The client's API key, from X-API-Key, from Authorization, as clients of InfluxDB, Splunk and Elasticsearch send it,
+# from DD-API-KEY, as Datadog's do, from X-Amz-Firehose-Access-Key, or from the query, as InfluxDB 1's and devices do;
+# and the name of its owner ("": the key is unknown). A longer key than 46 characters does not fit into a bucket of
+# nginx's hash.
 # Of basic authentication nginx cannot decode the password, so the file of keys has the end of the encoded text, too,
 # behind a colon, which no key has: 40 characters are 28 or more of the key
 KEYS = """\
@@ -157,10 +158,10 @@ map "$http_authorization$http_x_api_key$http_dd_api_key$http_x_amz_firehose_acce
 """
 
 
-def files(s: Settings) -> dict[str, str]:
+def access_files(s: Settings) -> dict[str, str]:
     """The files and words for nginx."""
     etc = s.home / "etc"
-    zones, limits = limited(s)
+    zones, limits = client_limits(s)
     http, server, headers = GIVEN + zones, limits, ""
     made = {
         "detail/access.conf": '401 "The API key or the password is missing or wrong; the request had no effect.";\n',
@@ -171,15 +172,15 @@ def files(s: Settings) -> dict[str, str]:
         server += REAL_ADDRESS.format(proxies=" ".join(f"set_real_ip_from {network};" for network in s.proxies))
         made["believed/access.conf"] = HERE
     if s.passwords:
-        server += f"auth_basic Sluice;\nauth_basic_user_file {quoted(s.passwords)};\n"
+        server += f"auth_basic Sluice;\nauth_basic_user_file {quoted_path(s.passwords)};\n"
     if s.api_keys:
-        http += KEYS.format(keys=quoted(etc / keys.KEYS), senders=quoted(etc / keys.SENDERS))
-        server += KEY_LOCATIONS.format(quotas=quoted(etc / keys.QUOTAS))
+        http += KEYS.format(keys=quoted_path(etc / keys.KEYS), senders=quoted_path(etc / keys.SENDERS))
+        server += KEY_LOCATIONS.format(quotas=quoted_path(etc / keys.QUOTAS))
         made |= {"route/keys.conf": KEY_CHECK, "open/access.conf": "auth_request off;\n", "sender": "$sluice_sender"}
         made["log"] += ',"name":"$sluice_sender","forbidden":"$sluice_forbidden"'
         made["problem/access.conf"] = "add_header WWW-Authenticate $sluice_challenge always;\n"
     if s.tls_certificate:
-        server += TLS.format(certificate=quoted(s.tls_certificate), key=quoted(s.tls_key))
+        server += TLS.format(certificate=quoted_path(s.tls_certificate), key=quoted_path(s.tls_key))
         made |= {"listen": " ssl http2", "malformed/access.conf": MALFORMED}
         made["log"] += ',"https":"$https"'
         if s.port == 443:  # it binds the whole host
@@ -191,12 +192,15 @@ def files(s: Settings) -> dict[str, str]:
         http += CORS
         headers += CORS_HEADERS
         server += PREFLIGHT_HEADERS
-        made |= {"preflight/access.conf": "if ($sluice_preflight) { return 204; }\n", "origin/access.conf": origins(s)}
+        made |= {
+            "preflight/access.conf": "if ($sluice_preflight) { return 204; }\n",
+            "origin/access.conf": allowed_origins(s),
+        }
     made["problem/access.conf"] = made.get("problem/access.conf", "") + headers
     return made | {"http/access.conf": http, "server/access.conf": server + headers}
 
 
-def limited(s: Settings) -> tuple[str, str]:
+def client_limits(s: Settings) -> tuple[str, str]:
     """The lines beside the server and in it for the limits of a client."""
     # a guess of a password costs nginx milliseconds
     rate = s.client_rate if s.client_rate >= 0 else GUESSES * bool(s.passwords)
@@ -224,25 +228,27 @@ def local(networks: Collection[str]) -> Iterator[str]:
                 yield str(max(network, loopback, key=lambda each: each.prefixlen))
 
 
-def origins(s: Settings) -> str:
+def allowed_origins(s: Settings) -> str:
     """Which origins may use which targets."""
     names = "|".join(re.escape(word) for word in s.cors if not word.startswith("/")) or "[^ ]+"
     paths = "|".join(re.escape(word) for word in s.cors if word.startswith("/"))
     return f'"~^({names}) /*({paths})/*(\\?|$)" $http_origin;\n'
 
 
-def secrets(s: Settings) -> dict[str, str]:
+def check_secrets(s: Settings) -> dict[str, str]:
     """Check the modes and contents of the files of secrets; return those that nginx reads. Raises: SettingError."""
-    if s.passwords and not re.search(r"^[^:#\s][^:\n]*:[^\s:]+", secret("INGEST_PASSWORDS", s.passwords), re.MULTILINE):
+    if s.passwords and not re.search(
+        r"^[^:#\s][^:\n]*:[^\s:]+", read_secret("INGEST_PASSWORDS", s.passwords), re.MULTILINE
+    ):
         raise SettingError(f"INGEST_PASSWORDS={str(s.passwords)!r} has no NAME:HASH; htpasswd writes them.")
     if s.tls_key:
         name = "INGEST_TLS_KEY" if s.tls_key != s.tls_certificate else "INGEST_TLS_CERTIFICATE"
-        if "PRIVATE KEY-----" not in secret(name, s.tls_key):
+        if "PRIVATE KEY-----" not in read_secret(name, s.tls_key):
             raise SettingError(f"{name}={str(s.tls_key)!r} has no private key: INGEST_TLS_KEY names its file.")
-    return keys.files(s)
+    return keys.key_files(s)
 
 
-def check(s: Settings, known: Mapping[str, Route], streams: Mapping[str, object]) -> None:
+def check_access(s: Settings, known: Mapping[str, Route], streams: Mapping[str, object]) -> None:
     """Check what INGEST_ROUTES and INGEST_CORS name. Raises: SettingError."""
     for path, (_, found) in load_signed(known).items():
         if s.runtime == "pypy" and any(isinstance(key, PublicKey) for key in found):
@@ -250,7 +256,7 @@ def check(s: Settings, known: Mapping[str, Route], streams: Mapping[str, object]
                 f"INGEST_RUNTIME=pypy cannot check the public key of {path}: use cpython, or let the worker check "
                 "(signed in the module of INGEST_RECORDS)."
             )
-    paths = {*known, *(path for reads in registry.hooks("reads") for path in reads(s))}
+    paths = {*known, *(path for reads in registry.load_hooks("reads") for path in reads(s))}
     varying = re.compile("|".join(map(pattern, filter(varies, paths))) or "(?!)")
     for path in s.cors:
         if path.startswith("/") and path not in paths and not varying.fullmatch(path):

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from sluice import parsers
-from sluice.parsers import AUTO, EVERYBODY, limit, words
+from sluice.parsers import AUTO, EVERYBODY, limit_parser, words_parser
 from sluice.registry import Contribution, Setting
 
 
@@ -15,7 +15,7 @@ def parse_origins(text: str) -> tuple[str, ...]:
     """Paths, and origins as browsers send them (RFC 6454)."""
     expected = "paths such as /votes and optionally origins such as https://a.example"
     valid = re.compile(r"/[\w/.~-]*|https?://[a-z0-9_.-]+(:[0-9]{1,5})?", re.ASCII).fullmatch
-    given = words(valid, expected)(text)
+    given = words_parser(valid, expected)(text)
     if given and not any(word.startswith("/") for word in given):
         raise ValueError(expected)
     return given
@@ -23,13 +23,13 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 def parse_proxies(text: str) -> tuple[str, ...]:
     """Addresses and networks, but not all of them: then every client could name any address as its own."""
-    given = parsers.clients("private")(text)
+    given = parsers.clients_parser("private")(text)
     if any(ipaddress.ip_network(word).prefixlen == 0 for word in given):
         raise ValueError("the addresses of proxies, not of everybody")
     return given
 
 
-def settle(values: dict[str, Any]) -> None:
+def check_tls_pair(values: dict[str, Any]) -> None:
     """Raises: SettingError for a key without its certificate."""
     from sluice.settings import SettingError  # which imports the registers
 
@@ -43,22 +43,22 @@ def settle(values: dict[str, Any]) -> None:
 CONTRIBUTION = Contribution(
     page="protocol/operator.md#access-control",
     settings={
-        "api_keys": Setting(parsers.file, "", "file of API keys, which every client needs then"),
-        "passwords": Setting(parsers.file, "", "file of names and hashed passwords, for basic authentication"),
-        "tls_certificate": Setting(parsers.file, "", "file of the certificate for HTTPS"),
-        "tls_key": Setting(parsers.file, "", "file of its private key, if it is not in the certificate's"),
-        "client_rate": Setting(limit(1_000_000), "auto", "requests per second of one client"),
-        "client_connections": Setting(limit(65535), "auto", "concurrent requests of one client"),
+        "api_keys": Setting(parsers.parse_file, "", "file of API keys, which every client needs then"),
+        "passwords": Setting(parsers.parse_file, "", "file of names and hashed passwords, for basic authentication"),
+        "tls_certificate": Setting(parsers.parse_file, "", "file of the certificate for HTTPS"),
+        "tls_key": Setting(parsers.parse_file, "", "file of its private key, if it is not in the certificate's"),
+        "client_rate": Setting(limit_parser(1_000_000), "auto", "requests per second of one client"),
+        "client_connections": Setting(limit_parser(65535), "auto", "concurrent requests of one client"),
         "proxies": Setting(parse_proxies, "", "proxies whose X-Forwarded-For says where a client is"),
         "cors": Setting(parse_origins, "", "paths that pages of other sites may use"),
     },
-    settle="sluice.contrib.access.register:settle",
-    senders="sluice.contrib.access.senders:Senders",
-    figures={"senders": "sluice.contrib.access.senders:SenderFigures"},
-    gateway="sluice.contrib.access.signature:extend",
-    exports={"signed": "sluice.contrib.access.signed:signed"},
-    nginx="sluice.contrib.access.nginx:files",
-    secrets="sluice.contrib.access.nginx:secrets",
-    check="sluice.contrib.access.nginx:check",
+    settle="sluice.contrib.access.register:check_tls_pair",
+    senders="sluice.contrib.access.key_usage:KeyUsage",
+    figures={"senders": "sluice.contrib.access.key_usage:KeyUsageFigures"},
+    gateway="sluice.contrib.access.signature:check_signed_routes",
+    exports={"signed": "sluice.contrib.access.signed_stream:signed_stream"},
+    nginx="sluice.contrib.access.nginx:access_files",
+    secrets="sluice.contrib.access.nginx:check_secrets",
+    check="sluice.contrib.access.nginx:check_access",
     announce="sluice.contrib.access.nginx:announce",
 )

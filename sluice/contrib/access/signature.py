@@ -20,10 +20,10 @@ from urllib.parse import parse_qsl
 
 from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import Rejected, problem
-from sluice.http.request import MAX_PARAMETERS, read, variable
+from sluice.http.request import MAX_PARAMETERS, environ_name, read_item
 from sluice.http.routes import Reply, Route
 from sluice.places import installing
-from sluice.settings import SettingError, Settings, secret
+from sluice.settings import SettingError, Settings, read_secret
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way
 PRIME = 2**255 - 19  # of edwards25519
@@ -118,7 +118,7 @@ class Scheme(NamedTuple):
         return self.sign is itself
 
 
-def github(value: str, request: Request) -> Given:
+def github_signature(value: str, request: Request) -> Given:
     """sha256=HEX, over the body (docs.github.com, "Validating webhook deliveries"); Meta's, Bitbucket's, too."""
     if not value.startswith("sha256="):
         raise ValueError
@@ -139,10 +139,10 @@ def encoded(value: str, request: Request) -> Given:
     return Given([request.body], found)
 
 
-def stripe(value: str, request: Request) -> Given:
+def stripe_signature(value: str, request: Request) -> Given:
     """t=SECONDS,v1=HEX,v1=HEX, over the seconds, a dot and the body (docs.stripe.com, "Verify signatures")."""
     pairs = [part.partition("=") for part in value.split(",")]
-    (seconds,) = [number(text) for name, _, text in pairs if name == "t"]
+    (seconds,) = [checked_number(text) for name, _, text in pairs if name == "t"]
     signatures = [bytes.fromhex(text) for name, _, text in pairs if name == "v1"]
     return Given([f"{seconds}.".encode() + request.body], signatures, int(seconds))
 
@@ -153,7 +153,7 @@ def slack(field: str, value: str, request: Request) -> Given:
     """
     if not value.startswith("v0="):
         raise ValueError
-    seconds = number(request.get(field))
+    seconds = checked_number(request.get(field))
     return Given([f"v0:{seconds}:".encode() + request.body], [bytes.fromhex(value[3:])], int(seconds))
 
 
@@ -198,7 +198,7 @@ def standard(value: str, request: Request) -> Given:
     v1 is an HMAC of 32 bytes, v1a a signature of ed25519 of 64, so neither can pass for the other.
     """
     prefix = "webhook" if request.get("webhook-signature") else "svix"
-    name, seconds = request.get(f"{prefix}-id"), number(request.get(f"{prefix}-timestamp"))
+    name, seconds = request.get(f"{prefix}-id"), checked_number(request.get(f"{prefix}-timestamp"))
     if "." in name:
         raise ValueError
     given = []
@@ -209,7 +209,7 @@ def standard(value: str, request: Request) -> Given:
     return Given([f"{name}.{seconds}.".encode() + request.body], given, int(seconds))
 
 
-def number(text: str) -> str:
+def checked_number(text: str) -> str:
     """The text, if it is a number. A dot in it could shift the boundary between the number and the body."""
     if not re.fullmatch("[0-9]{1,19}", text):
         raise ValueError
@@ -229,8 +229,8 @@ def standard_key(text: str) -> Key:
 SLACK, ZOOM = "X-Slack-Request-Timestamp", "x-zm-request-timestamp"
 STANDARD = ("webhook-signature", "svix-signature"), ("webhook-id", "webhook-timestamp", "svix-id", "svix-timestamp")
 SCHEMES = {
-    "github": Scheme(("X-Hub-Signature-256",), str.encode, github),
-    "stripe": Scheme(("Stripe-Signature",), str.encode, stripe),
+    "github": Scheme(("X-Hub-Signature-256",), str.encode, github_signature),
+    "stripe": Scheme(("Stripe-Signature",), str.encode, stripe_signature),
     "standard": Scheme(STANDARD[0], standard_key, standard, more=STANDARD[1]),
     "shopify": Scheme(("X-Shopify-Hmac-Sha256",), str.encode, shopify),
     "slack": Scheme(("X-Slack-Signature",), str.encode, partial(slack, SLACK), more=(SLACK,)),
@@ -252,14 +252,14 @@ class Wrong(Exception):
     """Raised with the reason: the signature is missing or not valid."""
 
 
-def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
+def load_scheme(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
     """A scheme, and the keys in a file with one per line. where: what has the secret. Raises: SettingError."""
     scheme = SCHEMES.get(name)
     if scheme is None or scheme.is_token:  # which a kept head would have
         signing = (name for name, scheme in SCHEMES.items() if not scheme.is_token)
         raise SettingError(f"{where}: {name!r} is no scheme that signs: expected {', '.join(signing)}.")
     try:
-        keys = [scheme.key(line) for line in map(str.strip, secret(where, file).splitlines()) if line]
+        keys = [scheme.key(line) for line in map(str.strip, read_secret(where, file).splitlines()) if line]
     except ImportError:
         raise SettingError(f"{where}: a public key needs cryptography: {installing('webhooks')} installs it.") from None
     except ValueError as error:
@@ -271,7 +271,7 @@ def load(where: str, name: str, file: str) -> tuple[Scheme, list[Key]]:
     return scheme, keys
 
 
-def check(scheme: Scheme, keys: Sequence[Key], request: Request, now: float | None = None) -> None:
+def check_signature(scheme: Scheme, keys: Sequence[Key], request: Request, now: float | None = None) -> None:
     """Check that a request is signed with one of the keys. now: Unix time, if the age counts. Raises: Wrong."""
     if scheme.needs_body and not request.body:  # the decoder would use the unsigned query string
         raise Wrong("signature: only a body can be signed")
@@ -313,28 +313,28 @@ def load_signed(routes: Mapping[str, Route]) -> dict[str, tuple[Scheme, list[Key
     for path, route in routes.items():
         if route.signed:
             name, _, file = route.signed.partition(":")
-            found[path] = load(f"INGEST_ROUTES: the secret of {path}", name, file)
+            found[path] = load_scheme(f"INGEST_ROUTES: the secret of {path}", name, file)
     return found
 
 
-def extend(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
+def check_signed_routes(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
     """Let the gateway check the bodies of routes with `signed`. Raises: SettingError."""
     for path, (scheme, keys) in load_signed(routes).items():
         endpoint = endpoints.plain[path]
-        endpoint.read = reading(scheme, keys)
+        endpoint.read = read_signed(scheme, keys)
         endpoint.kept += map(kept_field, fields_of(scheme))
 
 
-def reading(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], Endpoint], bytes]:
+def read_signed(scheme: Scheme, keys: list[Key]) -> Callable[[dict[str, Any], Endpoint], bytes]:
     """`request.read` for a route with `signed`: a body that is not signed, or too long ago, gets 401."""
 
     def signed_read(environ: dict[str, Any], endpoint: Endpoint) -> bytes:
         def get(name: str) -> str:
-            return str(environ.get(variable(name), ""))
+            return str(environ.get(environ_name(name), ""))
 
-        item = read(environ, endpoint)
+        item = read_item(environ, endpoint)
         try:
-            check(scheme, keys, Request(get, item.partition(b"\r\n\r\n")[2], target_of(environ)), time.time())
+            check_signature(scheme, keys, Request(get, item.partition(b"\r\n\r\n")[2], target_of(environ)), time.time())
         except Wrong as wrong:
             raise Rejected(unauthorized(wrong)) from None
         return item

@@ -1,4 +1,4 @@
-"""The program `scale`: it runs the workers above the minimum."""
+"""The program `scale_part`: it runs the workers above the minimum."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sluice.run.programs import Part
 from sluice.settings import Settings
 
 
-def scale(s: Settings) -> Part | None:
+def scale_part(s: Settings) -> Part | None:
     """Its workers get the time of the others to finish their claims."""
     if s.workers.max == s.workers.min:
         return None

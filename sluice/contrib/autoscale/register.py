@@ -20,5 +20,5 @@ def parse_workers(text: str) -> Range:
 CONTRIBUTION = Contribution(
     page="SCALE.md",
     settings={"workers": Setting(parse_workers, "1", "worker processes; auto: as many as the backlog needs")},
-    programs={"scale": Program("sluice.contrib.autoscale.part:scale")},
+    programs={"scale": Program("sluice.contrib.autoscale.part:scale_part")},
 )

@@ -16,7 +16,7 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from sluice import settings
-from sluice.base import daemon, screen
+from sluice.base import daemon, terminal
 from sluice.parsers import Range
 from sluice.places import ROOT
 from sluice.spool import open_inspector
@@ -195,7 +195,7 @@ class Pool:
             child.wait()
 
 
-def step(pool: Pool, rules: Rules) -> None:
+def scale_once(pool: Pool, rules: Rules) -> None:
     """Take one reading and act on it. A failed reading counts as none; other programs report the cause."""
     try:
         pool.replace()
@@ -208,16 +208,16 @@ def step(pool: Pool, rules: Rules) -> None:
 
 def main() -> NoReturn:
     with settings.exit_if_invalid():
-        s = settings.load()
+        s = settings.load_settings()
         pool, rules = Pool(s), Rules(s.workers)
     daemon.exit_on_signal()
     try:
         while True:
             time.sleep(READING_SECONDS)
             try:
-                step(pool, rules)
+                scale_once(pool, rules)
             except Exception as error:  # the workers that there are go on
-                screen.complain(f"the number of workers is not changed: {type(error).__name__}: {error}")
+                terminal.complain(f"the number of workers is not changed: {type(error).__name__}: {error}")
     finally:
         for number in signal.SIGTERM, signal.SIGINT:
             signal.signal(number, signal.SIG_IGN)

@@ -23,7 +23,7 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from msgspec.structs import fields
 
 from sluice.base.override import override
-from sluice.contrib.destinations.columns import NANOSECONDS, TAGS, Tables, packed, read
+from sluice.contrib.destinations.columns import NANOSECONDS, TAGS, Tables, pack_tables, read_tables
 from sluice.contrib.destinations.destination import Rejected, Unwritable, writer_of
 from sluice.streams.record import Log, Metric, Record
 from sluice.streams.registry import Stream
@@ -61,7 +61,7 @@ class ClickHouse(Tables):
         first = own and self.sure and writer_of(name)[1] == self.number
         if own:
             self.sure = False
-        given = read(carried)
+        given = read_tables(carried)
         with self.storing() as client:
             self.missing(client)
             days = pc.cast(given["received_at"], pa.date32())
@@ -75,7 +75,7 @@ class ClickHouse(Tables):
                             raise
                         if not self.has(client, name, day):  # else a materialized view of the table has failed
                             rest = given.filter(pc.greater_equal(days, pa.scalar(day)))
-                            raise Rejected(in_one_line(error), packed(rest.schema, [rest])) from error
+                            raise Rejected(in_one_line(error), pack_tables(rest.schema, [rest])) from error
         if own:
             self.sure = True
 
@@ -86,7 +86,7 @@ class ClickHouse(Tables):
     def has(self, client: Client, name: str, day: date) -> bool:
         """Whether the rows of an object that arrived on one day are stored: all or none of them are."""
         found = client.query(
-            f"SELECT 1 FROM {quoted(self.stream.name)} "
+            f"SELECT 1 FROM {quoted_name(self.stream.name)} "
             "WHERE toDate(received_at) = {day:Date} AND object = {name:String} LIMIT 1",
             parameters={"day": day, "name": name},
         )
@@ -109,9 +109,9 @@ class ClickHouse(Tables):
             away = self.left(client, prefix)
             if found:
                 away.append(f"{prefix}{uuid.uuid4().hex}")
-                client.command(f"CREATE TABLE {quoted(away[-1])} AS {quoted(self.stream.name)}")
+                client.command(f"CREATE TABLE {quoted_name(away[-1])} AS {quoted_name(self.stream.name)}")
             for day, _ in found:
-                of, to = quoted(self.stream.name), quoted(away[-1])
+                of, to = quoted_name(self.stream.name), quoted_name(away[-1])
                 client.command(f"ALTER TABLE {of} MOVE PARTITION {{day:String}} TO TABLE {to}", parameters={"day": day})
             return sum(self.drop(client, name) for name in away)
 
@@ -126,14 +126,14 @@ class ClickHouse(Tables):
         for (name,) in found:
             mine = f"{prefix}{uuid.uuid4().hex}"
             with contextlib.suppress(ClickHouseError):  # another worker has it
-                client.command(f"RENAME TABLE {quoted(name)} TO {quoted(mine)}")
+                client.command(f"RENAME TABLE {quoted_name(name)} TO {quoted_name(mine)}")
                 names.append(mine)
         return names
 
     def drop(self, client: Client, name: str) -> int:
         """Drop a table; the number of its rows."""
-        ((rows,),) = client.query(f"SELECT count() FROM {quoted(name)}").result_rows
-        client.command(f"DROP TABLE {quoted(name)} SYNC")
+        ((rows,),) = client.query(f"SELECT count() FROM {quoted_name(name)}").result_rows
+        client.command(f"DROP TABLE {quoted_name(name)} SYNC")
         return int(rows)
 
     @contextlib.contextmanager
@@ -178,7 +178,7 @@ class ClickHouse(Tables):
         )
         present: dict[str, str] = {name: kind for name, kind in found.result_rows}
         for name, kind in columns.items():
-            if name in present and not re.fullmatch(KINDS[plain(kind).partition("(")[0]], plain(present[name])):
+            if name in present and not re.fullmatch(KINDS[bare_type(kind).partition("(")[0]], bare_type(present[name])):
                 raise Unwritable(
                     f"ClickHouse: column {name} of table {self.stream.name} has the type {present[name]}, expected "
                     f"{kind}: rename it, and the worker adds a new one"
@@ -190,16 +190,16 @@ class ClickHouse(Tables):
         columns = self.types()
         if not self.missing(client):  # a user without CREATE and ALTER can use it
             return
-        listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
-        key = quoted([*self.columns.types][0])
+        listed = ", ".join(f"{quoted_name(name)} {kind}" for name, kind in columns.items())
+        key = quoted_name([*self.columns.types][0])
         client.command(
-            f"CREATE TABLE IF NOT EXISTS {quoted(self.stream.name)} ({listed}) ENGINE = MergeTree "
+            f"CREATE TABLE IF NOT EXISTS {quoted_name(self.stream.name)} ({listed}) ENGINE = MergeTree "
             f"PARTITION BY toDate(received_at) ORDER BY ({key}, time) "
             f"SETTINGS non_replicated_deduplication_window = {WINDOW_INSERTS}, allow_nullable_key = 1, "
             "fsync_after_insert = 1, fsync_part_directory = 1"
         )
-        added = ", ".join(f"ADD COLUMN IF NOT EXISTS {quoted(name)} {kind}" for name, kind in columns.items())
-        client.command(f"ALTER TABLE {quoted(self.stream.name)} {added}")
+        added = ", ".join(f"ADD COLUMN IF NOT EXISTS {quoted_name(name)} {kind}" for name, kind in columns.items())
+        client.command(f"ALTER TABLE {quoted_name(self.stream.name)} {added}")
 
     def types(self) -> dict[str, str]:
         """The columns of the table, with types of ClickHouse."""
@@ -226,7 +226,7 @@ class ClickHouse(Tables):
         return {**found, "object": "String"}
 
 
-def plain(kind: str) -> str:
+def bare_type(kind: str) -> str:
     """A type without what may be null, or is a dictionary."""
     while found := WRAPPED.fullmatch(kind):
         kind = found[1]
@@ -244,6 +244,6 @@ def in_one_line(error: Exception) -> str:
     return " ".join(f"{getattr(error, 'name', None) or type(error).__name__}: {text}".split())[:300]
 
 
-def quoted(name: Any) -> str:
+def quoted_name(name: Any) -> str:
     """A name in a statement. Names of streams and fields are identifiers."""
     return f"`{name}`"

@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from sluice.base.override import override
-from sluice.base.times import second
-from sluice.contrib.destinations.destination import Carried, Rejected, Rows, alone
+from sluice.base.times import iso_second
+from sluice.contrib.destinations.destination import Carried, Rejected, Rows, single_body
 from sluice.store.tables import column_kind
 from sluice.store.types import FarRow
 from sluice.streams.record import Metric
@@ -41,8 +41,8 @@ def hour_end(hour: str) -> float:
 class Columns:
     """The columns of a stream: those of its table, with types of Arrow.
 
-    Of a typed stream, `value` is the number, null for a string; `text` is a string, or the digits of an integer that
-    has no exact float. Values of other compound types, also of unions, are JSON.
+    Of a typed stream, `value` is the number, null for a string; `metric_text` is a string, or the digits of an integer
+    that has no exact float. Values of other compound types, also of unions, are JSON.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -77,10 +77,10 @@ class Columns:
             if self.typed and name in METRIC:
                 columns.append([METRIC[name](one) for one in records])
             elif name in self.encoded:
-                columns.append([None if (value := getattr(one, name)) is None else json(value) for one in records])
+                columns.append([None if (value := getattr(one, name)) is None else json_text(value) for one in records])
             else:
                 values = [*map(attrgetter(name), records)]
-                columns.append(whole(values) if self.types[name] == pa.int64() else values)
+                columns.append(integer_array(values) if self.types[name] == pa.int64() else values)
         columns += [pa.repeat(pa.scalar(batch, pa.int64()), len(records)), rows.seqs]
         names = rows.senders
         columns.append([names.get(seq, "") for seq in rows.seqs] if names else pa.repeat("", len(records)))
@@ -91,7 +91,7 @@ class Columns:
         return pa.table(arrays, schema=self.schema)
 
 
-def whole(values: list[Any]) -> pa.Array:
+def integer_array(values: list[Any]) -> pa.Array:
     """Integers. Given their type, Arrow would make 1 of 1.5. Raises: TypeError."""
     found = pa.array(values)
     if not (pa.types.is_integer(found.type) or pa.types.is_boolean(found.type) or pa.types.is_null(found.type)):
@@ -99,22 +99,26 @@ def whole(values: list[Any]) -> pa.Array:
     return found.cast(pa.int64())
 
 
-def number(one: Metric) -> float | None:
+def metric_number(one: Metric) -> float | None:
     return None if one.type == "string" else float(one.value)
 
 
-def text(one: Metric) -> str | None:
-    """What `number` cannot say of the value of a metric."""
+def metric_text(one: Metric) -> str | None:
+    """What `metric_number` cannot say of the value of a metric."""
     value = one.value
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, int) and abs(value) > EXACT else None
 
 
-METRIC: dict[str, Callable[[Metric], Any]] = {"tags": lambda one: [*one.tags.items()], "value": number, "text": text}
+METRIC: dict[str, Callable[[Metric], Any]] = {
+    "tags": lambda one: [*one.tags.items()],
+    "value": metric_number,
+    "text": metric_text,
+}
 
 
-def json(value: Any) -> str:
+def json_text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
@@ -131,35 +135,37 @@ class Tables(Carried[pa.Table]):
 
     @override
     def packed(self, groups: list[pa.Table]) -> bytes:
-        return packed(self.columns.schema, groups)
+        return pack_tables(self.columns.schema, groups)
 
     @override
     def halves(self, carried: bytes) -> list[tuple[int, bytes]]:
-        rows = read(carried)
+        rows = read_tables(carried)
         middle = rows.num_rows // 2
         parts = (rows[:middle], rows[middle:]) if middle else ()
-        return [(part.group_by(["batch", "seq"]).aggregate([]).num_rows, packed(rows.schema, [part])) for part in parts]
+        return [
+            (part.group_by(["batch", "seq"]).aggregate([]).num_rows, pack_tables(rows.schema, [part])) for part in parts
+        ]
 
     @override
     def parts(self, carried: bytes) -> Iterator[FarRow]:
-        rows = read(carried)
+        rows = read_tables(carried)
         per_second = 1_000_000_000 if rows.schema.field("time").type == NANOSECONDS else 1_000_000
         for name in "received_at", "time":
             rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
         for some in rows.to_batches(PART_ROWS):
             for row in some.to_pylist():
                 at = row["time"]
-                row["time"] = f"{second(at // per_second)}.{at % per_second * (1_000_000_000 // per_second):09d}Z"
+                row["time"] = f"{iso_second(at // per_second)}.{at % per_second * (1_000_000_000 // per_second):09d}Z"
                 for name in self.columns.encoded:
                     row[name] = None if row[name] is None else msgspec.Raw(row[name].encode())
                 if self.columns.typed:
                     row["tags"] = dict(row["tags"])
                     value = row["value"] if row["text"] is None else row["text"]
                     row["value"] = int(value) if row["type"] == "integer" else value
-                yield row["batch"], row["seq"], row["received_at"], alone(self.stream, row)
+                yield row["batch"], row["seq"], row["received_at"], single_body(self.stream, row)
 
 
-def packed(schema: pa.Schema, tables: list[pa.Table]) -> bytes:
+def pack_tables(schema: pa.Schema, tables: list[pa.Table]) -> bytes:
     """Tables as what a note carries."""
     store = pa.BufferOutputStream()
     with pa.ipc.new_stream(store, schema, options=COMPRESSED) as stream:
@@ -168,5 +174,5 @@ def packed(schema: pa.Schema, tables: list[pa.Table]) -> bytes:
     return bytes(store.getvalue().to_pybytes())
 
 
-def read(carried: bytes) -> pa.Table:
+def read_tables(carried: bytes) -> pa.Table:
     return pa.ipc.open_stream(carried).read_all()

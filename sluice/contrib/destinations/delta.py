@@ -23,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from sluice.base.override import override
-from sluice.contrib.destinations.columns import HOUR, MICROSECONDS, NANOSECONDS, Tables, hour_end, read
+from sluice.contrib.destinations.columns import HOUR, MICROSECONDS, NANOSECONDS, Tables, hour_end, read_tables
 from sluice.contrib.destinations.destination import InMemory, Rejected, Unwritable, writer_of
 from sluice.streams.registry import Stream
 
@@ -66,19 +66,19 @@ class Delta(Tables):
                 self.present()
                 self.asked = True
             if self.known is not None:
-                check_types(stored(self.columns.schema.empty_table()).schema, self.known)
+                check_types(delta_rows(self.columns.schema.empty_table()).schema, self.known)
         return super().open(received)
 
     @override
     def send(self, name: str, carried: bytes) -> None:
         writer, number = writer_of(name)
-        given = read(carried)
+        given = read_tables(carried)
         if not given.num_rows:  # an object that an earlier version has noted
             return
         with self.storing():
-            rows = stored(given)
+            rows = delta_rows(given)
             table = self.table(rows.schema)
-            rows = fitted(rows, check_types(rows.schema, table))
+            rows = fit_schema(rows, check_types(rows.schema, table))
             if (table.transaction_version(writer) or 0) < number:
                 commit = CommitProperties(app_transactions=[Transaction(writer, number)])
                 write_deltalake(
@@ -152,7 +152,7 @@ class Delta(Tables):
             raise Unwritable(f"{self.table_url}: {' '.join(text.split())[:300]}") from error
 
 
-def stored(rows: pa.Table) -> pa.Table:
+def delta_rows(rows: pa.Table) -> pa.Table:
     """Rows as a Delta table has them: with the hour of the first arrival; and its times have microseconds, so those
     with nanoseconds have their other three digits in a column, as in PostgreSQL.
     """
@@ -180,7 +180,7 @@ def check_types(ours: pa.Schema, table: DeltaTable) -> pa.Schema:
     return theirs
 
 
-def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def fit_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Rows with the types of the columns that the table has. Raises: Rejected."""
     for at, name in enumerate(rows.column_names):
         kind = schema.field(name).type if name in schema.names else rows[name].type

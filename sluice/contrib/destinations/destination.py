@@ -249,7 +249,7 @@ def writer_of(name: str) -> tuple[str, int]:
     return writer, int(number)
 
 
-def alone(stream: Stream, values: dict[str, Any]) -> bytes:
+def single_body(stream: Stream, values: dict[str, Any]) -> bytes:
     """A body that has one row alone, which its stream decodes to the same record. values: by the names of its fields.
 
     time: ISO 8601. It has a head if the row has a sender.

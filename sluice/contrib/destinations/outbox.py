@@ -41,12 +41,12 @@ from sluice.contrib.destinations.destination import (
     Unused,
     Unwritable,
 )
-from sluice.store import bounds
-from sluice.store.bisection import Bisection, split
+from sluice.store import transaction_limits
+from sluice.store.bisection import Bisection, split_bodies
 from sluice.store.chores import Chore
-from sluice.store.decoding import trace
-from sluice.store.store import Attempt, Elsewhere, Store
-from sluice.store.types import Body, Origin, Outcome, RowsRejected, Unavailable, shown
+from sluice.store.decoding import trace_of
+from sluice.store.store import Attempt, RowDestinations, Store
+from sluice.store.types import Body, Origin, Outcome, RowsRejected, Unavailable, bare_url
 
 NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
 CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"
@@ -65,12 +65,12 @@ PUBLISH_SECONDS, TIDY_SECONDS = 10.0, 60.0  # between two looks for rows to publ
 log = logging.getLogger("sluice.outbox")
 
 
-def chores(elsewhere: Elsewhere | None) -> Iterator[Chore]:
+def outbox_chores(row_destinations: RowDestinations | None) -> Iterator[Chore]:
     """Publish what waits, and merge small objects."""
-    if isinstance(elsewhere, Outbox):
-        yield Chore("publishing of rows", elsewhere.publish, PUBLISH_SECONDS)
-        for name in elsewhere.streams:
-            yield Chore(f"merging of {name}", partial(elsewhere.tidy, name), TIDY_SECONDS)
+    if isinstance(row_destinations, Outbox):
+        yield Chore("publishing of rows", row_destinations.publish, PUBLISH_SECONDS)
+        for name in row_destinations.streams:
+            yield Chore(f"merging of {name}", partial(row_destinations.tidy, name), TIDY_SECONDS)
 
 
 class Away(Unavailable):
@@ -79,7 +79,7 @@ class Away(Unavailable):
     what = "the destination of its rows"
 
 
-class Outbox(Elsewhere):
+class Outbox(RowDestinations):
     """The destinations of the streams whose rows are in no table, and what waits for them."""
 
     def __init__(self, destinations: Mapping[str, Destination], copied: Collection[str] = ()) -> None:
@@ -105,7 +105,7 @@ class Outbox(Elsewhere):
         """Let destinations know that the database has stored rows there, also if another worker did."""
         if not all(destination.used for destination in self.destinations.values()):
             self.used = {(stream, address) for stream, address in store.run(db, USED)}
-            places = {(stream, shown(address)) for stream, address in self.used}
+            places = {(stream, bare_url(address)) for stream, address in self.used}
             for stream, destination in self.destinations.items():
                 destination.used = (stream, destination.place()) in places
 
@@ -128,7 +128,7 @@ class Outbox(Elsewhere):
             with store.transaction() as attempt.db:
                 yield attempt
                 attempt.note()
-                forget(store, attempt.db, done)
+                forget_notes(store, attempt.db, done)
                 noted = True  # if the commit fails, it may have succeeded
             self.used |= attempt.new
             self.published = self.published[len(done) :]
@@ -140,12 +140,12 @@ class Outbox(Elsewhere):
                     if destination.publish(made.name, made.carried) and destination.lasting:
                         self.published = [*self.published, made.name]
                 except Exception as error:
-                    self.late[stream] = reason(stream, error)
+                    self.late[stream] = wait_reason(stream, error)
                     if isinstance(error, Rejected):
                         self.publish_noted(store)
                     elif destination.lasting:
                         with contextlib.suppress(Unavailable):  # the claim is stored
-                            tell(store, made.name, self.late[stream])
+                            note_reason(store, made.name, self.late[stream])
                 finally:
                     made.close(delete=False)
         finally:
@@ -178,7 +178,7 @@ class Outbox(Elsewhere):
             destination = self.destinations.get(stream)
             why = late.get(stream, "")
             try:
-                if destination is None or shown(address) != destination.place() or destination.address() != address:
+                if destination is None or bare_url(address) != destination.place() or destination.address() != address:
                     if theirs is None:
                         theirs = {pair for _, rows in store.settings("rows") for pair in rows.items()}
                     if (stream, address) in theirs:  # the workers of that cell publish it
@@ -191,15 +191,15 @@ class Outbox(Elsewhere):
             except Unavailable:
                 raise
             except Exception as error:  # of this stream: the others go on
-                why = late[stream] = reason(stream, error, known)
+                why = late[stream] = wait_reason(stream, error, known)
             if why:
-                line = f"rows of {stream} wait for {shown(address)}: {why}"
+                line = f"rows of {stream} wait for {bare_url(address)}: {why}"
                 if why != known:
-                    tell(store, name, why)
+                    note_reason(store, name, why)
         self.late = late
         if done:
             with store.transaction() as db:
-                forget(store, db, done)
+                forget_notes(store, db, done)
         self.published = [name for name in self.published if name not in done]
         return line
 
@@ -225,11 +225,11 @@ class Outbox(Elsewhere):
                     raise
                 self.refused[stream] += 1
                 rest = error.rest if isinstance(error, Rejected) else None
-                names = self.refuse(store, destination, [name, *names], rest or carried, reason(stream, error))
+                names = self.refuse(store, destination, [name, *names], rest or carried, wait_reason(stream, error))
                 continue
             del self.refused[stream]
             with store.transaction() as db:
-                forget(store, db, [name])
+                forget_notes(store, db, [name])
         return True
 
     def refuse(
@@ -252,9 +252,9 @@ class Outbox(Elsewhere):
         with store.transaction() as db:
             if not store.run(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
                 return []  # another worker has done it
-            forget(store, db, names[:1])
+            forget_notes(store, db, names[:1])
             for half, (bodies, rows) in zip(new, halves):
-                note(store, db, stream, half, destination.address(), bodies, rows)
+                note_object(store, db, stream, half, destination.address(), bodies, rows)
             for old, name in zip(names[1:], new[len(halves) :]):
                 for table in "batches_objects", "batches_carried":
                     store.run(db, f"UPDATE {table} SET name = ? WHERE name = ?", (name, old))
@@ -285,7 +285,7 @@ class Outbox(Elsewhere):
         # the next worker may have another INGEST_ROWS, and would say that they wait
         if self.published:
             with store.transaction() as db:
-                forget(store, db, self.published)
+                forget_notes(store, db, self.published)
             self.published = []
 
     @override
@@ -308,7 +308,7 @@ class Storing(Attempt):
     @override
     def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         outcome = Outcome(0, 0)
-        for group in split(bodies, bounds.GROUP_RECORDS):
+        for group in split_bodies(bodies, transaction_limits.GROUP_RECORDS):
             insert = partial(self.insert, stream, origin)
             try:
                 stored = insert(group)
@@ -370,7 +370,7 @@ class Storing(Attempt):
                 if (stream, address) not in self.outbox.used:
                     self.new.add((stream, address))
                     self.ledger.run(self.db, USE, (stream, address))
-                note(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
+                note_object(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
 
 
 @contextlib.contextmanager
@@ -389,17 +389,17 @@ def destination_errors() -> Iterator[None]:
         raise Away(str(error)) from error
 
 
-def reason(stream: str, error: Exception, known: str = "") -> str:
+def wait_reason(stream: str, error: Exception, known: str = "") -> str:
     """Why an object is not published. known: the same of the last attempt."""
     if isinstance(error, (Unwritable, Rejected)):
         return str(error)
     why = f"unexpected error: {type(error).__name__}"
     if why != known:
-        log.error("%s: unexpected error; will retry\n%s", stream, trace(error))
+        log.error("%s: unexpected error; will retry\n%s", stream, trace_of(error))
     return why
 
 
-def note(
+def note_object(
     store: Store[Any], db: object, stream: str, name: str, address: str, bodies: int, carried: bytes | None
 ) -> None:
     """Note an object that is to be published. bodies: that have rows in it."""
@@ -410,7 +410,7 @@ def note(
         store.run(db, CARRY, (name, carried))
 
 
-def tell(store: Store[Any], name: str, why: str) -> None:
+def note_reason(store: Store[Any], name: str, why: str) -> None:
     """Write beside a note why its object waits."""
     with store.transaction() as db:
         store.run(db, "UPDATE batches_objects SET reason = ? WHERE name = ?", (why, name))
@@ -425,7 +425,7 @@ def set_aside(store: Store[Any], stream: str, name: str, why: str) -> None:
     log.error("%s: the rows of %s cannot be read, and are not sent: %s", stream, name, why)
 
 
-def forget(store: Store[Any], db: object, names: Iterable[str]) -> None:
+def forget_notes(store: Store[Any], db: object, names: Iterable[str]) -> None:
     for name in names:
         store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
         store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))

@@ -60,18 +60,18 @@ class File(Object):
         self.columns = columns
         self.file = open(path, "xb")  # noqa: SIM115  # until the attempt ends
         fcntl.flock(self.file, fcntl.LOCK_EX)
-        self.writer = writer(path, columns.schema)
+        self.writer = open_writer(path, columns.schema)
 
     @override
     def add(self, batch: int, rows: Rows) -> None:
         table = self.columns.table(batch, rows)
-        with writing():
+        with write_errors():
             self.writer.write_table(table, row_group_size=table.num_rows)
         self.row_groups += 1
 
     @override
     def finish(self) -> None:
-        with writing():
+        with write_errors():
             self.writer.close()
             os.fsync(self.file.fileno())
             sync_path(self.path.parent)
@@ -110,7 +110,7 @@ class Parquet(Destination):
 
         Raises: Unwritable; Unused, if nobody has used it.
         """
-        with writing():
+        with write_errors():
             found = self.read_identity()
             if not found and not self.identity and not self.used and (make or self.staged.parent.exists()):
                 found = self.make_identity()
@@ -156,7 +156,7 @@ class Parquet(Destination):
     def open(self, received: int) -> File:
         hour = datetime.fromtimestamp(received // 1_000_000, timezone.utc).strftime(HOUR)
         self.require(make=True)
-        with writing():
+        with write_errors():
             self.staged.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"{hour}/{self.database}{'-' * bool(self.database)}{uuid.uuid4().hex}"
             return File(self.stage(name), name, self.columns)
@@ -173,7 +173,7 @@ class Parquet(Destination):
     def publish(self, name: str, carried: bytes | None = None) -> bool:
         target = self.target(name)
         self.require()
-        with writing(), self.locked("exchange"):
+        with write_errors(), self.locked("exchange"):
             if not target.parent.exists():
                 target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
                 for parent in (self.published, self.directory):
@@ -187,7 +187,7 @@ class Parquet(Destination):
 
     def is_merged(self, target: Path) -> bool:
         """Whether a file was published, and then merged into another one: the database may be an older copy."""
-        return any(mark(target.name) in merged(metadata) for _, metadata in self.files(target.parent))
+        return any(file_mark(target.name) in merged_marks(metadata) for _, metadata in self.files(target.parent))
 
     @override
     def tidy(self, noted: Callable[[], set[str]]) -> bool:
@@ -195,7 +195,7 @@ class Parquet(Destination):
             self.require()
         except Unused:
             return False
-        with writing():
+        with write_errors():
             self.delete_left(noted)
             with contextlib.suppress(BlockingIOError), self.locked("merge", wait=False):  # or another worker merges
                 return any(self.merge_some(hour, noted) for hour in self.hours())
@@ -228,7 +228,7 @@ class Parquet(Destination):
 
     def delete_left(self, noted: Callable[[], set[str]]) -> None:
         """Delete what attempts have left that are not alive."""
-        for path in entries(self.staged):
+        for path in list_entries(self.staged):
             with contextlib.suppress(BlockingIOError, FileNotFoundError):  # alive, or published meanwhile
                 # the next merge deletes what a merge has left
                 if path.name[0] == "." or path.name == MERGING or time.time() - path.stat().st_mtime < SETTLED_SECONDS:
@@ -242,7 +242,7 @@ class Parquet(Destination):
 
     def hours(self) -> list[Path]:
         """The directories of the hours, oldest first."""
-        found = [path for path in entries(self.published) if path.name.startswith("hour=")]
+        found = [path for path in list_entries(self.published) if path.name.startswith("hour=")]
         for path in found:
             if not is_hour(path):
                 self.skip(path)
@@ -271,7 +271,7 @@ class Parquet(Destination):
 
     def merge(self, hour: Path, files: dict[Path, pq.FileMetaData]) -> bool:
         """Merge files of an hour into one; whether it was possible."""
-        others = [path for path in entries(hour) if path not in files and path.is_dir()]
+        others = [path for path in list_entries(hour) if path not in files and path.is_dir()]
         if others:  # it has no hard link
             self.skip(others[0])
             return False
@@ -279,20 +279,20 @@ class Parquet(Destination):
             schema = pa.unify_schemas([found.schema.to_arrow_schema().remove_metadata() for found in files.values()])
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # a field has changed its type: these files stay as they are
             return False
-        names = {name for path, found in files.items() for name in (mark(path.name), *merged(found))}
+        names = {name for path, found in files.items() for name in (file_mark(path.name), *merged_marks(found))}
         made = self.staged / MERGING
         shutil.rmtree(made, ignore_errors=True)  # of a merge that was cut off
         made.mkdir(mode=0o750)
         path = made / f"{uuid.uuid4().hex}.parquet"
-        with writer(path, schema) as whole:
+        with open_writer(path, schema) as whole:
             whole.add_key_value_metadata({MERGED: " ".join(sorted(names))})
-            for table in grouped(files, schema):
+            for table in group_rows(files, schema):
                 whole.write_table(table)
                 pa.default_memory_pool().release_unused()  # what the next group would not fit into
         sync_path(path)
         gone = {path.name for path in files}
         with self.locked("exchange"):
-            for path in entries(hour):
+            for path in list_entries(hour):
                 if path.name not in gone:
                     os.link(path, made / path.name)
             sync_path(made)
@@ -309,12 +309,12 @@ class Parquet(Destination):
             self.require()
         except Unused:
             return 0
-        with writing(), self.locked("merge"):
+        with write_errors(), self.locked("merge"):
             for hour in self.hours():
                 if hour_end(hour.name.partition("=")[2]) > before / 1e6:
                     break
                 for path, found in self.files(hour):
-                    if newest(found) < limit:
+                    if newest_arrival(found) < limit:
                         rows += found.num_rows
                         if not dry:
                             path.unlink()
@@ -332,8 +332,8 @@ class Parquet(Destination):
             yield
 
 
-def writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer of a file. Its statistics are for readers that look for a time, and for `newest`.
+def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer of a file. Its statistics are for readers that look for a time, and for `newest_arrival`.
 
     Dictionaries and statistics of all columns would take twice the time and a third more space.
     """
@@ -343,7 +343,7 @@ def writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def grouped(files: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+def group_rows(files: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of files in groups of GROUP_ROWS or GROUP_BYTES; null in columns that a file lacks."""
     empty = schema.empty_table()
     held = [empty]
@@ -359,7 +359,7 @@ def grouped(files: Iterable[Path], schema: pa.Schema) -> Iterator[pa.Table]:
         yield pa.concat_tables(held, promote_options="default")
 
 
-def newest(found: pq.FileMetaData) -> datetime:
+def newest_arrival(found: pq.FileMetaData) -> datetime:
     """When the last row of a file arrived; far ahead if it does not say."""
     groups = (found.row_group(at).column(0).statistics for at in range(found.num_row_groups))
     return max(group.max if group is not None and group.has_min_max else END for group in groups)
@@ -372,18 +372,18 @@ def is_hour(path: Path) -> bool:
     return False
 
 
-def merged(metadata: pq.FileMetaData) -> list[str]:
+def merged_marks(metadata: pq.FileMetaData) -> list[str]:
     """The marks of the files that were merged into one."""
     marks: bytes = (metadata.metadata or {}).get(MERGED, b"")
     return marks.decode().split()
 
 
-def mark(name: str) -> str:
+def file_mark(name: str) -> str:
     """What tells a file from others: a part of its UUID."""
     return name.removesuffix(".parquet").rpartition("-")[2][:MARK_DIGITS]
 
 
-def entries(directory: Path) -> list[Path]:
+def list_entries(directory: Path) -> list[Path]:
     """What is in a directory; nothing if there is none."""
     try:
         return list(directory.iterdir())
@@ -407,7 +407,7 @@ def sync_path(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[None]:
+def write_errors() -> Iterator[None]:
     try:
         yield
     except BlockingIOError:

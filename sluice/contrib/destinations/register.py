@@ -41,8 +41,8 @@ CONTRIBUTION = Contribution(
         ),
     },
     rows="sluice.contrib.destinations.registry:open_rows",
-    check="sluice.contrib.destinations.registry:check",
-    chores="sluice.contrib.destinations.outbox:chores",
-    network="sluice.contrib.destinations.start:needs_network",
-    places="sluice.contrib.destinations.start:places",
+    check="sluice.contrib.destinations.registry:check_destinations",
+    chores="sluice.contrib.destinations.outbox:outbox_chores",
+    network="sluice.contrib.destinations.start_checks:needs_network",
+    places="sluice.contrib.destinations.start_checks:local_places",
 )  # fmt: skip

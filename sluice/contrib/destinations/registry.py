@@ -20,10 +20,10 @@ from sluice.streams.registry import Stream
 def open_rows(s: Settings, streams: Mapping[str, Stream]) -> Outbox:
     """Raises: SettingError, also for a stream that does not exist."""
     check_streams(s, streams)
-    return open_elsewhere(s.rows, streams)
+    return open_destinations(s.rows, streams)
 
 
-def check(s: Settings, _: Mapping[str, Route], streams: Mapping[str, Stream]) -> None:
+def check_destinations(s: Settings, _: Mapping[str, Route], streams: Mapping[str, Stream]) -> None:
     """Raises: SettingError."""
     check_streams(s, streams)
     check_rows(s.rows, streams)
@@ -36,7 +36,7 @@ def check_streams(s: Settings, streams: Mapping[str, Stream]) -> None:
             raise settings.SettingError(f"INGEST_ROWS: there is no stream {name!r}; there are {known}.")
 
 
-def open_elsewhere(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Outbox:
+def open_destinations(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Outbox:
     """Where the rows of these streams go that are in no table, and what waits there. Raises: SettingError."""
     urls = {name: url for name in streams if (url := rows.of(name))}
     copied = {name for name, url in urls.items() if url.startswith(BESIDE)}
@@ -52,7 +52,7 @@ def check_rows(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Non
 
 def kind_of(url: str, stream: Stream) -> Kind:
     """The kind of destination that a URL names. Raises: SettingError if a stream cannot have it."""
-    kinds: dict[str, Kind] = registry.declared("destinations")
+    kinds: dict[str, Kind] = registry.declared_entries("destinations")
     place = url.removeprefix(BESIDE)
     kind = kinds.get(place.partition(":")[0])
     shown = f"INGEST_ROWS={settings.without_password(url)!r} is invalid for {stream.name}"

@@ -38,7 +38,7 @@ class Statsd(Destination):
 
     @override
     def open(self, received: int) -> InMemory[list[bytes]]:
-        self.opened = InMemory(uuid.uuid4().hex, lines)
+        self.opened = InMemory(uuid.uuid4().hex, metric_lines)
         return self.opened
 
     @override
@@ -53,7 +53,7 @@ class Statsd(Destination):
                 ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(*self.where, type=socket.SOCK_DGRAM)
                 self.socket = socket.socket(family, kind, protocol)
                 self.socket.connect(address)
-            for packet in packets(each for group in opened.groups for each in group):
+            for packet in pack_lines(each for group in opened.groups for each in group):
                 self.socket.send(packet)
         except OSError as error:  # nobody listened when the packet before arrived
             trouble = str(error)
@@ -66,12 +66,12 @@ class Statsd(Destination):
         return True
 
 
-def lines(batch: int, rows: Rows) -> list[bytes]:
+def metric_lines(batch: int, rows: Rows) -> list[bytes]:
     metrics: Any = rows.records
-    return [line(one) for one in metrics if one.type != "string"]
+    return [metric_line(one) for one in metrics if one.type != "string"]
 
 
-def line(metric: Metric) -> bytes:
+def metric_line(metric: Metric) -> bytes:
     """The line of a number, or two: a gauge with a sign is a change, so a negative one is first set to 0."""
     name = RESERVED.sub("_", metric.name if metric.field == "value" else f"{metric.name}.{metric.field}")
     tags = ",".join(f"{RESERVED.sub('_', key)}:{RESERVED.sub('_', value)}" for key, value in metric.tags.items())
@@ -80,7 +80,7 @@ def line(metric: Metric) -> bytes:
     return f"{reset}{name}:{metric.value}{end}".encode()
 
 
-def packets(lines: Iterable[bytes]) -> Iterator[bytes]:
+def pack_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Lines in packets of at most PACKET_BYTES; a longer line is a packet of its own."""
     held: list[bytes] = []
     size = 0

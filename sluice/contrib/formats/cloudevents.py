@@ -38,7 +38,7 @@ class EventDecoder(JsonDecoder):
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         results = super().contents(body, message, budget)
         time = nanoseconds_of(message.field("ce-time")) if message else None
-        return results if time is None else (at(result, time) for result in results)
+        return results if time is None else (with_time(result, time) for result in results)
 
     @override
     def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
@@ -57,7 +57,7 @@ class EventDecoder(JsonDecoder):
         return (check_text(record),)
 
 
-def at(result: Result, time: int) -> Result:
+def with_time(result: Result, time: int) -> Result:
     """A record with this time, unless it has its own."""
     if isinstance(result, (Reject, Empty)) or result.time is not None:
         return result

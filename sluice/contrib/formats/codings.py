@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.contrib.formats.register import ZSTD
-from sluice.streams.encoding import joined
+from sluice.streams.encoding import inflate_members
 from sluice.streams.record import Invalid
 
 FRAMED = b"\xff\x06\x00\x00sNaPpY"  # a stream of snappy (google/snappy, framing_format.txt)
@@ -20,9 +20,9 @@ SNAPPY_ERRORS = {
 WINDOW_BYTES = 8 << 20  # that zstd may ask for in HTTP (RFC 9659)
 
 
-def unzstd(body: bytes, limit: int) -> bytes:
+def inflate_zstd(body: bytes, limit: int) -> bytes:
     """The content of one or more frames. Raises: Invalid."""
-    return joined("zstd", body, decompressor(), ZSTD, limit)
+    return inflate_members("zstd", body, decompressor(), ZSTD, limit)
 
 
 def decompressor() -> Callable[[], Any]:
@@ -35,7 +35,7 @@ def decompressor() -> Callable[[], Any]:
     return lambda: zstd.ZstdDecompressor(options=options)
 
 
-def unsnapped(data: bytes, limit: int) -> bytes:
+def inflate_snappy(data: bytes, limit: int) -> bytes:
     """The content of a block of snappy (google/snappy, format_description.txt), or of a stream of it.
 
     A block begins with its size, and only as much is allocated. Raises: Invalid.

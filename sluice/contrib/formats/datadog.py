@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sluice.contrib.formats.log_fields import build
-from sluice.contrib.formats.objects import records
+from sluice.contrib.formats.json_objects import object_records
+from sluice.contrib.formats.log_fields import build_log
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result
 from sluice.streams.message import Message
@@ -29,6 +29,6 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
         if "level" not in sent and isinstance(sent.get("status"), str):
             sent["level"] = sent.pop("status")
         budget.charge(len(message.query))
-        return (build(beside | sent),)
+        return (build_log(beside | sent),)
 
-    return records(body, budget, rows)
+    return object_records(body, budget, rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.contrib.formats.log_fields import build
+from sluice.contrib.formats.log_fields import build_log
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
@@ -45,12 +45,12 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
             check_text(log)
         return (log,)
 
-    return decode_parts(bodies.lines(body, budget), line, budget)
+    return decode_parts(bodies.split_lines(body, budget), line, budget)
 
 
 def document(sent: dict[str, Any]) -> Log:
     """The row of a document; one without a message has all of it as attributes. Raises: Invalid."""
     try:
-        return build(sent)
+        return build_log(sent)
     except Invalid:
-        return build({"message": "", **sent})
+        return build_log({"message": "", **sent})

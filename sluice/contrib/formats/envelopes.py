@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from sluice.contrib.formats import faro
-from sluice.contrib.formats.log_fields import NO_MESSAGE, build, loose
+from sluice.contrib.formats.log_fields import NO_MESSAGE, build_log, build_loose
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
@@ -35,7 +35,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     limit = budget.limits.record
     if len(part) <= limit:
         try:
-            return (log(part, limit),)
+            return (member_log(part, limit),)
         except Invalid as error:
             if str(error) != NO_MESSAGE:
                 raise
@@ -53,22 +53,24 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     name = next(name for name in ENVELOPES if name in sent)
     inside = bytes(sent.pop(name))
     if inside.startswith(b"{"):
-        return decode_parts((inside,), lambda one: (log(one, limit),), budget, b'{"%b":' % name.encode(), b"}")
+        return decode_parts((inside,), lambda one: (member_log(one, limit),), budget, b'{"%b":' % name.encode(), b"}")
     if not inside.startswith(b"["):
         raise Invalid(NO_MESSAGE)
     beside = b"".join(b"%b:%b," % (msgspec.json.encode(key), bytes(value)) for key, value in sent.items())
-    shared = log(b'{%b"message":""}' % beside, limit)
+    shared = member_log(b'{%b"message":""}' % beside, limit)
     size = max(len(beside), bodies.encoded_size(shared.attributes))
 
     def one(element: bytes) -> tuple[Log]:
-        made = log(element, limit)
+        made = member_log(element, limit)
         budget.charge(size)
         made.time = shared.time if made.time is None else made.time
         made.level, made.service = made.level or shared.level, made.service or shared.service
         made.attributes = shared.attributes | made.attributes
         return (made,)
 
-    return decode_parts(bodies.elements(inside, budget), one, budget, b'{%b"%b":[' % (beside, name.encode()), b"]}")
+    return decode_parts(
+        bodies.split_elements(inside, budget), one, budget, b'{%b"%b":[' % (beside, name.encode()), b"]}"
+    )
 
 
 def shared_fields(common: msgspec.Raw) -> dict[str, msgspec.Raw]:
@@ -78,16 +80,16 @@ def shared_fields(common: msgspec.Raw) -> dict[str, msgspec.Raw]:
     return found | (read(own) if own.startswith(b"{") else {})
 
 
-def log(part: bytes, limit: int) -> Log:
+def member_log(part: bytes, limit: int) -> Log:
     """The record of an object. Raises: any exception."""
     if not part.startswith(b"{"):
         raise Invalid("not a JSON object")
     if len(part) > limit:
         raise Invalid(f"record larger than {limit} bytes")
     try:
-        made = build(read_object(part))
+        made = build_log(read_object(part))
     except msgspec.ValidationError:
-        made = loose(part)
+        made = build_loose(part)
     if NUL in part:
         check_text(made)
     return made

@@ -18,8 +18,8 @@ from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.message import Message
-from sluice.streams.metrics import state
-from sluice.streams.record import INT64, Invalid, Metric, check_texts, finite
+from sluice.streams.metrics import state_field
+from sluice.streams.record import INT64, Invalid, Metric, check_texts, finite_or_text
 
 PROTOBUF = "application/vnd.google.protobuf"  # of Go's client, unless it is told otherwise
 PUSH, ENCODED, IMPORT = "/metrics/job", "@base64", "/api/v1/import/prometheus"
@@ -51,7 +51,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
         budget.charge(size)
         return (sample(part.decode(), shared, unit),)
 
-    return decode_parts(bodies.lines(body, budget), line, budget)
+    return decode_parts(bodies.split_lines(body, budget), line, budget)
 
 
 def sample(line: str, shared: dict[str, str], unit: int) -> Metric:
@@ -74,8 +74,8 @@ def sample(line: str, shared: dict[str, str], unit: int) -> Metric:
         time=at,
         name=name,
         tags=tags,
-        field="value" if number else state("value"),
-        value=finite(value),
+        field="value" if number else state_field("value"),
+        value=finite_or_text(value),
         type="float" if number else "string",
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.contrib.formats.log_fields import NO_MESSAGE, build
+from sluice.contrib.formats.log_fields import NO_MESSAGE, build_log
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text
@@ -59,7 +59,7 @@ def rows(sent: dict[str, Any], entries: list[tuple[str, Any]], has_nul: bool, bu
             log.service = log.service or (service if isinstance(service, str) else None)
             yield check_text(log) if has_nul else log
         except (Invalid, msgspec.MsgspecError) as error:
-            yield Reject(msgspec.json.encode({"meta": meta, kind: [one]}), bodies.reason(error))
+            yield Reject(msgspec.json.encode({"meta": meta, kind: [one]}), bodies.reject_reason(error))
 
 
 def entry(kind: str, sent: object) -> Log:
@@ -72,4 +72,4 @@ def entry(kind: str, sent: object) -> Log:
         fields.setdefault("level", "error")
     elif kind != "logs":
         fields.setdefault("message", str(sent.get("name") or sent.get("type") or ""))
-    return build(fields)
+    return build_log(fields)

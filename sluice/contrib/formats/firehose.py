@@ -9,7 +9,7 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Decoder, Result, decode_parts
-from sluice.streams.encoding import compressed
+from sluice.streams.encoding import compressed_beginnings
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid
 
@@ -18,11 +18,11 @@ class Delivered(msgspec.Struct):
     data: bytes
 
 
-read = bodies.array_in("records")
+read = bodies.array_reader("records")
 read_record = msgspec.json.Decoder(Delivered).decode
 
 
-def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The results of a delivery; of the body itself if it is none, as is the dead letter of a record.
 
     Raises: Invalid.
@@ -34,8 +34,8 @@ def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> I
 
     def one(element: bytes) -> Iterable[Result]:
         data = read_record(element).data
-        if data.startswith(compressed()):  # as CloudWatch's
+        if data.startswith(compressed_beginnings()):  # as CloudWatch's
             data = budget.inflate(data)
         return decoder.contents(data, message, budget)
 
-    return decode_parts(bodies.elements(records, budget), one, budget, b'{"records":[', b"]}")
+    return decode_parts(bodies.split_elements(records, budget), one, budget, b'{"records":[', b"]}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sluice.contrib.formats.log_fields import build, take
-from sluice.contrib.formats.objects import records
+from sluice.contrib.formats.json_objects import object_records
+from sluice.contrib.formats.log_fields import build_log, take_first
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Result
 from sluice.streams.message import Message
@@ -27,19 +27,19 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
         body = budget.inflate(body, "deflate", grows=True)
     if b"\0" in body:  # it ends a message over TCP, and no JSON has one
         body = body.replace(b"\0", b"\n")
-    return records(body, budget, lambda sent: (log(sent),))
+    return object_records(body, budget, lambda sent: (gelf_log(sent),))
 
 
-def log(sent: dict[str, Any]) -> Log:
+def gelf_log(sent: dict[str, Any]) -> Log:
     """The row of a message. Raises: Invalid, msgspec's errors."""
     sent.pop("version", None)
-    short, full = take(sent, SHORT), sent.pop("full_message", None)
+    short, full = take_first(sent, SHORT), sent.pop("full_message", None)
     if short is None and full is None:
         raise Invalid("missing: short_message")
     known = {
         "message": full if short is None else short,
         "level": sent.pop("level", None),
-        "service": take(sent, SERVICES),
+        "service": take_first(sent, SERVICES),
         "time": sent.pop("timestamp", None),
     }
     attributes: dict[str, Any] = {}
@@ -49,4 +49,4 @@ def log(sent: dict[str, Any]) -> Log:
             attributes[name if plain in sent and plain != name else plain] = value
     if full not in (None, known["message"]):
         attributes["full_message"] = full
-    return build(known | {"attributes": attributes})
+    return build_log(known | {"attributes": attributes})

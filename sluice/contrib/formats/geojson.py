@@ -11,8 +11,16 @@ from contextlib import suppress
 
 import msgspec
 
-from sluice.contrib.formats.overland import Geometry, point
-from sluice.contrib.formats.position import PATH, from_names, from_object, getter, optional, read_loose, sender
+from sluice.contrib.formats.overland import Geometry, geometry_point
+from sluice.contrib.formats.position import (
+    PATH,
+    device_of,
+    field_getter,
+    from_names,
+    from_object,
+    optional_number,
+    read_loose,
+)
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget
 from sluice.streams.decoder import Result, decode_parts
@@ -25,32 +33,32 @@ class Feature(msgspec.Struct):
     properties: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-read_features = bodies.array_in("features")
+read_features = bodies.array_reader("features")
 read_feature = msgspec.json.Decoder(Feature).decode
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The positions of a collection. An invalid feature is rejected as a collection of its own. Raises: Invalid."""
     with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
-        return iter((from_object(part, lambda: sender(message, budget, PATH)),))
-    features = bodies.elements(read_features(part), budget)
-    return decode_parts(features, lambda one: feature(one, message, budget), budget, b'{"features":[', b"]}")
+        return iter((from_object(part, lambda: device_of(message, budget, PATH)),))
+    features = bodies.split_elements(read_features(part), budget)
+    return decode_parts(features, lambda one: decode_feature(one, message, budget), budget, b'{"features":[', b"]}")
 
 
-def feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
+def decode_feature(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
     """The position of a feature. Raises: Invalid, msgspec's errors."""
     try:
         sent = read_feature(part)
-        lon, lat, altitude = point(sent.geometry)
+        lon, lat, altitude = geometry_point(sent.geometry)
     except (Invalid, msgspec.MsgspecError):
         budget.attempt(len(part))
         with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
-            return (from_object(part, lambda: sender(message, budget, PATH)),)
+            return (from_object(part, lambda: device_of(message, budget, PATH)),)
         raise
     budget.left -= ATTEMPT_COST  # each name is looked for
-    get = getter(read_loose(sent.properties if bytes(sent.properties) != b"null" else b"{}"))
+    get = field_getter(read_loose(sent.properties if bytes(sent.properties) != b"null" else b"{}"))
     own = {"lat": lat, "lon": lon}
-    made = from_names(lambda name: own.get(name, get(name)), lambda: sender(message, budget, PATH))
-    made.altitude = optional(altitude, "altitude") if made.altitude is None else made.altitude
-    made.battery = optional(get("battery_level"), "battery", 100) if made.battery is None else made.battery
+    made = from_names(lambda name: own.get(name, get(name)), lambda: device_of(message, budget, PATH))
+    made.altitude = optional_number(altitude, "altitude") if made.altitude is None else made.altitude
+    made.battery = optional_number(get("battery_level"), "battery", 100) if made.battery is None else made.battery
     return (made,)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from math import isfinite
 
-from sluice.streams.metrics import state
-from sluice.streams.record import Invalid, Metric, finite
+from sluice.streams.metrics import state_field
+from sluice.streams.record import Invalid, Metric, finite_or_text
 from sluice.streams.times import nanoseconds
 
 LINE = re.compile(
@@ -33,7 +33,7 @@ def row(line: str) -> Metric | None:
         time=None if match["time"].startswith("-") else nanoseconds(match["time"]),
         name=match["name"],
         tags=dict(tag.split("=", 1) for tag in match["tags"].split(";")[1:]),
-        field="value" if is_number else state("value"),
-        value=finite(value),
+        field="value" if is_number else state_field("value"),
+        value=finite_or_text(value),
         type="float" if is_number else "string",
     )

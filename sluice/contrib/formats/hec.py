@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sluice.contrib.formats.log_fields import build
-from sluice.contrib.formats.objects import records
+from sluice.contrib.formats.json_objects import object_records
+from sluice.contrib.formats.log_fields import build_log
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
@@ -33,8 +33,8 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
             budget.charge(len(message.query))
             return (Log(message=text, attributes={**beside}),)
 
-        return decode_parts(bodies.lines(body, budget), line, budget)
-    return records(body, budget, lambda sent: (row(sent),))
+        return decode_parts(bodies.split_lines(body, budget), line, budget)
+    return object_records(body, budget, lambda sent: (row(sent),))
 
 
 def row(sent: dict[str, Any]) -> Log:
@@ -57,8 +57,8 @@ def row(sent: dict[str, Any]) -> Log:
     if sent.get("time") not in (None, ""):
         own = {"time": sent["time"]} | {name: value for name, value in own.items() if name != "time"}
     try:
-        return build(own)
+        return build_log(own)
     except Empty:
         raise
     except Invalid:
-        return build({"message": "", **own})
+        return build_log({"message": "", **own})

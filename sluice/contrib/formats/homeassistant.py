@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.contrib.formats.position import Number, position, sender
+from sluice.contrib.formats.position import Number, build_position, device_of
 from sluice.streams.body import Budget, Empty
-from sluice.streams.lenient import reader
+from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 
@@ -41,7 +41,7 @@ OTHERS = {
     "update_sensor_states",
 }
 read = msgspec.json.Decoder(Request).decode
-read_location = reader(Location)
+read_location = struct_reader(Location)
 
 
 def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
@@ -57,4 +57,4 @@ def decode(part: bytes, message: Message, budget: Budget) -> tuple[Gps]:
     about = read_location(bytes(request.data), budget)
     if about.location_name and about.gps == (None, None):
         raise Empty("unlocated")
-    return (position(sender(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:-1]),)
+    return (build_position(device_of(message, budget, "homeassistant"), *about.gps, None, *astuple(about)[1:-1]),)

@@ -14,7 +14,7 @@ from sluice.contrib.formats import graphite
 from sluice.streams import body as bodies
 from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
 from sluice.streams.message import Message
-from sluice.streams.metrics import NOT_FINITE, state
+from sluice.streams.metrics import NOT_FINITE, state_field
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
 from sluice.streams.times import SECOND
 
@@ -90,7 +90,7 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
                 budget.left -= 1
                 continue
             try:
-                metrics, size = point(text, unit, heads, plain)
+                metrics, size = parse_point(text, unit, heads, plain)
             except Invalid as error:
                 if message or " " not in text:
                     raise
@@ -101,7 +101,7 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
             if len(metrics) > 1:
                 budget.repeat(len(metrics), size)
         except (UnicodeDecodeError, Invalid) as error:
-            yield Reject(replayable(raw), bodies.reason(error))
+            yield Reject(replayable(raw), bodies.reject_reason(error))
         else:
             yield from metrics
 
@@ -120,7 +120,7 @@ def unit_of(message: Message) -> int:
     return SCALES[precision]
 
 
-def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> tuple[list[Metric], int]:
+def parse_point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> tuple[list[Metric], int]:
     """The fields of one line, and the bytes that each has of its name and tags.
 
     heads: names and tags parsed before.
@@ -128,27 +128,27 @@ def point(text: str, unit: int, heads: dict[str, Head], plain: bool) -> tuple[li
     Raises: Invalid.
     """
     if "\\" in text or '"' in text or "  " in text:
-        return escaped(text, unit, heads)
+        return parse_escaped(text, unit, heads)
     first, _, rest = text.partition(" ")
     fields, _, stamp = rest.partition(" ")
     name, tags, size = heads.get(first) or parse_head(first, heads)
-    time = when(stamp, unit) if stamp else None
+    time = parse_time(stamp, unit) if stamp else None
     metrics = []
     for pair in fields.split(","):
         key, _, written = pair.partition("=")
         if not key or not written:
             raise Invalid(f"not a field: {pair!r:.60}" if fields else "no field")
-        value, kind = number(written)
+        value, kind = parse_number(written)
         if kind == "string":
-            key = state(key)
+            key = state_field(key)
         metrics.append(Metric(time=time, name=name, tags=tags, field=key, value=value, type=kind))
     if not plain and CONTROL.search(fields):
         raise Invalid("control character in a field's name")
     return metrics, size
 
 
-def escaped(text: str, unit: int, heads: dict[str, Head]) -> tuple[list[Metric], int]:
-    """`point` for a line with escapes or quotes, by the full grammar."""
+def parse_escaped(text: str, unit: int, heads: dict[str, Head]) -> tuple[list[Metric], int]:
+    """`parse_point` for a line with escapes or quotes, by the full grammar."""
     head = HEAD.match(text)
     if head and head.end() == len(text):
         raise Invalid("no field")
@@ -165,14 +165,14 @@ def escaped(text: str, unit: int, heads: dict[str, Head]) -> tuple[list[Metric],
         key, written, comma = field.groups()
         if not key.isprintable() and CONTROL.search(key):
             raise Invalid("control character in a field's name")
-        found, kind = value(written)
+        found, kind = parse_value(written)
         key = unescape(IN_KEY, key)
-        fields.append((state(key) if kind == "string" and written[0] != '"' else key, found, kind))
+        fields.append((state_field(key) if kind == "string" and written[0] != '"' else key, found, kind))
         at = field.end()
     stamp = TIME.fullmatch(text, at)
     if not stamp:
         raise Invalid(f"not a timestamp: {text[at:]!r:.60}")
-    time = when(stamp[1], unit) if stamp[1] else None
+    time = parse_time(stamp[1], unit) if stamp[1] else None
     return [Metric(time=time, name=name, tags=tags, field=key, value=v, type=kind) for key, v, kind in fields], size
 
 
@@ -200,7 +200,7 @@ def parse_head(head: str, heads: dict[str, Head]) -> Head:
     return parsed
 
 
-def when(stamp: str, unit: int) -> int:
+def parse_time(stamp: str, unit: int) -> int:
     """Nanoseconds since 1970 of a timestamp in this unit (0: see `GUESSES`).
 
     Raises: Invalid if it is not one, or exceeds 64 bits.
@@ -208,7 +208,7 @@ def when(stamp: str, unit: int) -> int:
     if len(stamp) < 20 and stamp.isdecimal() and stamp.isascii():
         number = int(stamp)
     elif INTEGER.fullmatch(stamp):
-        number = integer(stamp, "timestamp", INT64)
+        number = parse_integer(stamp, "timestamp", INT64)
     else:
         raise Invalid(f"not a timestamp: {stamp!r:.60}")
     time = number * (unit or next((unit for end, unit in GUESSES if abs(number) < end), 1))
@@ -217,16 +217,16 @@ def when(stamp: str, unit: int) -> int:
     return time
 
 
-def value(written: str) -> tuple[float | int | str, str]:
+def parse_value(written: str) -> tuple[float | int | str, str]:
     if written[0] != '"':
-        return number(written)
+        return parse_number(written)
     text = unescape(IN_TEXT, written[1:-1])
     if "\0" in text:
         raise Invalid("text with a NUL")
     return text, "string"
 
 
-def number(written: str) -> tuple[float | int | str, str]:
+def parse_number(written: str) -> tuple[float | int | str, str]:
     """The value of a field that is not a quoted string, and its type; a text, if it is no finite number.
 
     Raises: Invalid.
@@ -238,9 +238,9 @@ def number(written: str) -> tuple[float | int | str, str]:
         return real, "float"
     digits, suffix = written[:-1], written[-1]
     if suffix == "i" and INTEGER.fullmatch(digits):
-        return integer(digits, "integer", INT64), "integer"
+        return parse_integer(digits, "integer", INT64), "integer"
     if suffix == "u" and INTEGER.fullmatch(digits) and digits[0] != "-":
-        count = integer(digits, "unsigned integer", UINT64)
+        count = parse_integer(digits, "unsigned integer", UINT64)
         return count if count in INT64 else str(count), "unsigned"
     if written in BOOLEANS:
         return BOOLEANS[written], "boolean"
@@ -249,7 +249,7 @@ def number(written: str) -> tuple[float | int | str, str]:
     raise Invalid(f"not a value: {written!r:.60}")
 
 
-def integer(digits: str, what: str, fits: range) -> int:
+def parse_integer(digits: str, what: str, fits: range) -> int:
     """An integer of any sign. Raises: Invalid if it is not in this range; `int` does not take any number of digits."""
     size = digits.lstrip("-0")
     if len(size) <= 20 and (number := int(size or "0") * (-1 if digits[0] == "-" else 1)) in fits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sluice.contrib.formats.log_fields import build
+from sluice.contrib.formats.log_fields import build_log
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.message import Message
@@ -21,10 +21,10 @@ SIZE = 8  # bytes of the length of a binary value
 
 def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     """The entries of a body; each invalid one is one reject."""
-    return decode_parts(entries(body, budget), lambda entry: (log(entry, budget.limits),), budget)
+    return decode_parts(split_entries(body, budget), lambda entry: (entry_log(entry, budget.limits),), budget)
 
 
-def entries(body: bytes, budget: Budget) -> Iterator[bytes]:
+def split_entries(body: bytes, budget: Budget) -> Iterator[bytes]:
     """The entries of a body; a truncated one is the last. A Remainder once the budget is used up."""
     at = 0
     while True:
@@ -38,7 +38,7 @@ def entries(body: bytes, budget: Budget) -> Iterator[bytes]:
             return
         count = 0
         while at < len(body) and not body.startswith(b"\n", at):
-            at = field(body, at)[2]
+            at = parse_field(body, at)[2]
             count += 1
             budget.left -= not count % FIELDS
             if budget.left <= 0:
@@ -48,7 +48,7 @@ def entries(body: bytes, budget: Budget) -> Iterator[bytes]:
         budget.pay(left)
 
 
-def field(body: bytes, at: int) -> tuple[bytes, bytes, int]:
+def parse_field(body: bytes, at: int) -> tuple[bytes, bytes, int]:
     """The name, the value and the end of a field: NAME=VALUE, or NAME alone, then the length of the value and it.
 
     The end of a truncated one is behind the body.
@@ -63,21 +63,21 @@ def field(body: bytes, at: int) -> tuple[bytes, bytes, int]:
     return name, body[start:after], min(max(after, start), len(body) + 1) + 1
 
 
-def log(entry: bytes, limits: Limits) -> Log:
+def entry_log(entry: bytes, limits: Limits) -> Log:
     """The row of an entry. Raises: Invalid."""
     if len(entry) > limits.record:
         raise Invalid(f"entry larger than {limits.record} bytes")
     sent: dict[str, list[str]] = {}
     at = 0
     while at < len(entry):
-        name, value, at = field(entry, at)
-        sent.setdefault(text(name), []).append(text(value))
+        name, value, at = parse_field(entry, at)
+        sent.setdefault(decode_text(name), []).append(decode_text(value))
     if at > len(entry) + 1:
         raise Invalid("entry of the journal: truncated")
     # as in JSON, several values are an array
-    return build({name: values if len(values) > 1 else values[0] for name, values in sent.items()})
+    return build_log({name: values if len(values) > 1 else values[0] for name, values in sent.items()})
 
 
-def text(value: bytes) -> str:
+def decode_text(value: bytes) -> str:
     """A value as text. It may be of any bytes."""
     return value.decode("utf-8", "replace").replace("\0", "\ufffd")

@@ -30,11 +30,11 @@ def repair_json(text: bytes, budget: Budget) -> bytes:
     """The text, where a number that is none is a text, half a surrogate pair is U+FFFD, and a control character in a
     text is escaped; b"" if that is no JSON, either: a dead letter has what was sent. Raises: Exhausted.
     """
-    better = replace(TOKEN, mend, text.removeprefix(BOM), budget)
+    better = replace_tokens(TOKEN, mend_token, text.removeprefix(BOM), budget)
     return better if better != text and is_json(better) else b""
 
 
-def mend(token: re.Match[bytes]) -> bytes:
+def mend_token(token: re.Match[bytes]) -> bytes:
     text = token[0]
     if text[:1] != b'"':
         return b'"%b"' % text
@@ -45,7 +45,7 @@ def mend(token: re.Match[bytes]) -> bytes:
     return text
 
 
-def replace(
+def replace_tokens(
     pattern: re.Pattern[bytes], better: Callable[[re.Match[bytes]], bytes], text: bytes, budget: Budget
 ) -> bytes:
     """The text with each token of the pattern in its better form, but for its first group. Raises: Exhausted."""

@@ -17,7 +17,7 @@ from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result
-from sluice.streams.logs import NO_MESSAGE, LogsDecoder, encodable
+from sluice.streams.logs import NO_MESSAGE, LogsDecoder, build_encodable
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.registry import Stream, formats_of
@@ -84,7 +84,7 @@ SYSLOG = "host", "procid", "msgid", "structured_data"
 EVENT = b"data: {"  # of journalctl -o json-sse
 
 
-def take(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
+def take_first(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
     """Remove and return the first of these fields; None if there is none of them."""
     for name in names:
         if name in fields:
@@ -92,7 +92,7 @@ def take(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
     return None
 
 
-def level(sent: object) -> tuple[str | None, object]:
+def stored_level(sent: object) -> tuple[str | None, object]:
     """The level that is stored for a level as it was sent, and the latter if it is not the same text in another case.
 
     A text or an integer that is not in LEVELS is stored as it was sent, in lower case.
@@ -104,7 +104,7 @@ def level(sent: object) -> tuple[str | None, object]:
     return stored or None, sent if stored != text or isinstance(sent, int) else None
 
 
-def moment(attributes: dict[str, Any]) -> int | None:
+def take_time(attributes: dict[str, Any]) -> int | None:
     """Remove the first field that is understood as a time; its nanoseconds since 1970. None: there is none."""
     for name in TIMES:
         if name not in attributes:
@@ -113,22 +113,22 @@ def moment(attributes: dict[str, Any]) -> int | None:
         if isinstance(sent, dict):
             for seconds, rest in MOMENTS:
                 if seconds in sent:
-                    sent = joined(sent[seconds], sent.get(rest, 0))
+                    sent = joined_nanoseconds(sent[seconds], sent.get(rest, 0))
                     break
-            time = sent if isinstance(sent, int) else zoned(sent)
+            time = sent if isinstance(sent, int) else zoned_nanoseconds(sent)
         else:
-            time = nanoseconds_of(scalar(sent))
+            time = nanoseconds_of(time_scalar(sent))
         if time is not None or sent == "":
             del attributes[name]
         if time is not None:
             return time
-    if (time := joined(attributes.get(PARTS[0]), attributes.get(PARTS[1], 0))) is not None:
+    if (time := joined_nanoseconds(attributes.get(PARTS[0]), attributes.get(PARTS[1], 0))) is not None:
         for name in PARTS:
             attributes.pop(name, None)
     return time
 
 
-def zoned(sent: dict[str, Any]) -> int | None:
+def zoned_nanoseconds(sent: dict[str, Any]) -> int | None:
     """The nanoseconds of PHP's DateTime as JSON (Monolog 1): a date with a name of its zone. None: not understood."""
     date, zone = sent.get("date"), sent.get("timezone")
     if not isinstance(date, str) or not isinstance(zone, str):
@@ -151,45 +151,45 @@ def zone_names() -> set[str]:
 known_zone = cache(ZoneInfo)  # there are 600; `ZoneInfo` keeps eight
 
 
-def joined(seconds: object, rest: object) -> int | None:
+def joined_nanoseconds(seconds: object, rest: object) -> int | None:
     """The nanoseconds of a time in two parts. None: it is not understood."""
-    whole, more = nanoseconds_of(scalar(seconds)), scalar(rest)
+    whole, more = nanoseconds_of(time_scalar(seconds)), time_scalar(rest)
     return whole + more if whole and type(more) is int and 0 <= more < SECOND else None
 
 
-def scalar(sent: object) -> Time:
+def time_scalar(sent: object) -> Time:
     """A number or a text; None for anything else."""
     return sent if isinstance(sent, int | float | str) and not isinstance(sent, bool) else None
 
 
-def unpacked(value: Any) -> Any:
+def decode_byte_array(value: Any) -> Any:
     """A value of journald: what is not UTF-8 is an array of its bytes."""
     if isinstance(value, list) and value and all(type(byte) is int and 0 <= byte < 256 for byte in value):
         return bytes(value).decode("utf-8", "replace").replace("\0", "\ufffd")
     return value
 
 
-def inner(attributes: dict[str, Any], name: str, key: str) -> Any:
+def inner_value(attributes: dict[str, Any], name: str, key: str) -> Any:
     """What an attribute that is an object has under a key. None: it has nothing there, or is none."""
     return about.get(key) if isinstance(about := attributes.get(name), dict) else None
 
 
-def build(wire: dict[str, Any]) -> Log:
+def build_log(wire: dict[str, Any]) -> Log:
     """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
     attributes = {name: value for name, value in wire.items() if value is not None}
     own = attributes.pop("attributes", None)
     if "@t" in attributes and "@l" not in attributes:
         attributes["@l"] = "Information"
     if "MESSAGE" in attributes:
-        attributes = {name: unpacked(value) for name, value in attributes.items()}
-    message, sent, service = (take(attributes, names) for names in (MESSAGES, LEVEL_FIELDS, SERVICES))
+        attributes = {name: decode_byte_array(value) for name, value in attributes.items()}
+    message, sent, service = (take_first(attributes, names) for names in (MESSAGES, LEVEL_FIELDS, SERVICES))
     if sent is None and "log" in attributes:
-        sent = inner(attributes, "log", "level")
+        sent = inner_value(attributes, "log", "level")
     record = attributes.get("record") if "text" in wire else None  # loguru (`serialize`)
     if sent is None and isinstance(record, dict):
-        sent = inner(record, "level", "name")
+        sent = inner_value(record, "level", "name")
     if message is None:
-        message = inner(attributes, "fields", "message")
+        message = inner_value(attributes, "fields", "message")
     if message is None:
         if not may_lack_message(wire, attributes, sent):
             raise Invalid(NO_MESSAGE)
@@ -199,23 +199,23 @@ def build(wire: dict[str, Any]) -> Log:
         attributes |= {"publishTime": message.pop("publishTime", None)}
         message = from_base64(message.pop("data"))
     if not isinstance(message, str):
-        if isinstance(message, dict) and isinstance(text := take(inside := {**message}, INNER_MESSAGES), str):
+        if isinstance(message, dict) and isinstance(text := take_first(inside := {**message}, INNER_MESSAGES), str):
             name = next(name for name in MESSAGES if wire.get(name) is message)
             attributes[name], message = inside, text
-            sent = take(inside, LEVEL_FIELDS) if sent is None else sent
+            sent = take_first(inside, LEVEL_FIELDS) if sent is None else sent
         else:
             message = msgspec.json.encode(message).decode()
-    time = moment(attributes)
+    time = take_time(attributes)
     if time is None and isinstance(record, dict):
-        time = moment({**record})
-    stored, sent = level(sent)
+        time = take_time({**record})
+    stored, sent = stored_level(sent)
     if sent is not None:
         if isinstance(sent, dict):
-            stored, _ = level(next((sent[name] for name in NAMES_OF_LEVEL if name in sent), None))
+            stored, _ = stored_level(next((sent[name] for name in NAMES_OF_LEVEL if name in sent), None))
         attributes.setdefault("level", sent)
     if service is not None and not isinstance(service, str):
         attributes["service"] = service
-        name = inner(attributes, "service", "name")
+        name = inner_value(attributes, "service", "name")
         service = name if isinstance(name, str) else None
     if isinstance(own, dict) and own.keys().isdisjoint(attributes):
         attributes |= own
@@ -247,13 +247,13 @@ def may_lack_message(wire: dict[str, Any], attributes: dict[str, Any], sent: obj
     return "__CURSOR" in attributes or (is_null and (sent is not None or bool(attributes)))
 
 
-def framed(line: str) -> Log | None:
+def parse_syslog(line: str) -> Log | None:
     """The record of a message of syslog with its length; None: the line is none."""
     if not (match := FRAME.fullmatch(line)):
         return None
     priority, time, host, app, *others, message = match.groups()
     attributes = {name: value for name, value in zip(SYSLOG, (host, *others)) if value not in (None, "-")}
-    stored, sent = level(int(priority) & 7)
+    stored, sent = stored_level(int(priority) & 7)
     service = app if app != "-" else None
     return Log(
         time=nanoseconds_of(time),
@@ -264,9 +264,9 @@ def framed(line: str) -> Log | None:
     )
 
 
-def loose(part: bytes) -> Log:
+def build_loose(part: bytes) -> Log:
     """The record of a JSON object with a number that no database holds. Raises: any exception."""
-    return encodable(part, build)
+    return build_encodable(part, build_log)
 
 
 class ShippedLogsDecoder(LogsDecoder):
@@ -282,7 +282,7 @@ class ShippedLogsDecoder(LogsDecoder):
 
     @override
     def line(self, text: str) -> Log:
-        return (framed(text) if text[:1].isdigit() else None) or super().line(text)
+        return (parse_syslog(text) if text[:1].isdigit() else None) or super().line(text)
 
 
-LOGS = Stream("logs", Log, ShippedLogsDecoder(dict, build, formats_of("logs")).fast_path(), content=True)
+LOGS = Stream("logs", Log, ShippedLogsDecoder(dict, build_log, formats_of("logs")).fast_path(), content=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.contrib.formats.log_fields import scalar, take
-from sluice.contrib.formats.objects import decoder
+from sluice.contrib.formats.json_objects import object_decoder
+from sluice.contrib.formats.log_fields import take_first, time_scalar
 from sluice.streams.body import Empty
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import nanoseconds_of
@@ -20,16 +20,16 @@ TIMES = "EdgeStartTimestamp", "Datetime", "Timestamp", "When", "EventTimestampMs
 REQUEST = "ClientRequestMethod", "ClientRequestHost", "ClientRequestURI"
 
 
-def log(sent: dict[str, Any]) -> Log:
+def logpush_log(sent: dict[str, Any]) -> Log:
     """The row of a record. Raises: Invalid."""
     if sent == TEST:
         raise Empty("connectivity")
     if not sent:
         raise Invalid("missing: fields")
     method, host, uri = (value if isinstance(value := sent.get(name), str) else "" for name in REQUEST)
-    time = nanoseconds_of(scalar(take({**sent}, TIMES)))
+    time = nanoseconds_of(time_scalar(take_first({**sent}, TIMES)))
     attributes = {name: value for name, value in sent.items() if value is not None}
     return Log(time=time, message=f"{method} {host}{uri}".strip(), attributes=attributes)
 
 
-decode = decoder(log)
+decode = object_decoder(logpush_log)

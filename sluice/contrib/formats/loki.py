@@ -16,13 +16,13 @@ from collections.abc import Iterator
 import cramjam
 import msgspec
 
-from sluice.contrib.formats.log_fields import level, take
-from sluice.contrib.formats.protobuf import fields, load_messages, parsed, uncompress, wrapped
+from sluice.contrib.formats.log_fields import stored_level, take_first
+from sluice.contrib.formats.protobuf import encode_field, load_messages, parse_message, split_fields, uncompress
 from sluice.contrib.formats.register import SNAPPY
 from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Refused, Remainder
-from sluice.streams.lenient import text, texts
+from sluice.streams.lenient_json import text_or_json, text_values
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
 from sluice.streams.times import SECOND, nanoseconds_of
@@ -71,7 +71,7 @@ class OldEntry(msgspec.Struct):
     timestamp: Time | None = None
 
 
-read_streams = bodies.array_in("streams")
+read_streams = bodies.array_reader("streams")
 read_stream = msgspec.json.Decoder(LogStream).decode
 read_label_text = msgspec.json.Decoder(str).decode
 read_labels = msgspec.json.Decoder(Labels).decode
@@ -106,20 +106,20 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
     """The lines of a request in JSON. A part that is refused is a stream, with its labels once. Raises: as `decode`."""
     if NO_STREAMS.fullmatch(body):
         raise Empty
-    for element in bodies.elements(read_streams(body), budget):
+    for element in bodies.split_elements(read_streams(body), budget):
         if isinstance(element, Remainder):
             refused.rest.append(element[:-1])  # without the bracket at its end
             return
         try:
             stream = read_stream(element)
             if old := bool(bytes(stream.entries)):
-                given, values = stream.labels, bodies.array(stream.entries, "entries")
+                given, values = stream.labels, bodies.json_array(stream.entries, "entries")
                 head = b'{"labels":%b,"entries":[' % bytes(given)
             else:
                 if not bytes(stream.values):
                     raise Invalid("missing: values")
                 given = stream.stream
-                values = b"[]" if bytes(stream.values) == b"null" else bodies.array(stream.values, "values")
+                values = b"[]" if bytes(stream.values) == b"null" else bodies.json_array(stream.values, "values")
                 head = b'{"stream":%b,"values":[' % bytes(given)
             check_labels(given, budget)
             if old and not bytes(given).startswith(b"{"):
@@ -131,7 +131,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
             continue
         size, lines = bodies.encoded_size(labels), Refused[bytes]()
         budget.left -= values == b"[]"
-        for value in bodies.elements(values, budget):
+        for value in bodies.split_elements(values, budget):
             if isinstance(value, Remainder):
                 lines.rest.append(value[:-1])
                 break
@@ -146,7 +146,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
                     entry = loose_entry(value)
                 time = entry.time
                 stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else nanoseconds_of(time)
-                yield record(labels, stamp, entry.line, entry.metadata)
+                yield build_record(labels, stamp, entry.line, entry.metadata)
             except Exception as error:
                 lines.refuse(value, error, budget, len(value))
         refused.inside(lines, lambda some: head + b",".join(some) + b"]}")  # noqa: B023  # called at once
@@ -160,7 +160,7 @@ def labels_in(given: msgspec.Raw, budget: Budget) -> Labels:
         labels = read_labels(given)
     except msgspec.ValidationError:
         budget.attempt(len(bytes(given)))
-        labels = texts(read_loose_labels(given))
+        labels = text_values(read_loose_labels(given))
     check_texts(*labels, *labels.values())
     return labels
 
@@ -168,20 +168,20 @@ def labels_in(given: msgspec.Raw, budget: Budget) -> Labels:
 def loose_entry(value: bytes) -> Entry:
     """A line that is no text, or that has metadata of another type. Raises: msgspec's errors."""
     sent = read_loose_entry(value)
-    return Entry(sent.time, text(sent.line) or "", texts(sent.metadata))
+    return Entry(sent.time, text_or_json(sent.line) or "", text_values(sent.metadata))
 
 
 def old_entry(value: bytes) -> Entry:
     """A line in the shape of Loki before 1.0. Raises: msgspec's errors."""
     sent = read_old_entry(value)
-    return Entry(sent.ts or sent.timestamp, text(sent.line) or "")
+    return Entry(sent.ts or sent.timestamp, text_or_json(sent.line) or "")
 
 
 def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
     """The lines of a request in protobuf. A part that is refused is a stream with its tag. Raises: as `decode`."""
-    for _ in fields(body, budget):  # all of them: from here on, `fields` does not raise
+    for _ in split_fields(body, budget):  # all of them: from here on, `split_fields` does not raise
         pass
-    for field in fields(body):
+    for field in split_fields(body):
         if field.number != STREAMS:
             continue
         if budget.left <= 0:
@@ -189,7 +189,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
             return
         stream, labels, head, lines = body[field.content : field.end], b"", b"", 0
         try:
-            for part in fields(stream, budget):
+            for part in split_fields(stream, budget):
                 lines += part.number == ENTRIES
                 if part.number == LABELS:
                     labels, head = stream[part.content : part.end], stream[part.start : part.end]
@@ -200,7 +200,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
             refused.refuse(body[field.start : field.end], error, budget, field.end - field.start)
             continue
         budget.left -= not lines
-        for part in fields(stream):
+        for part in split_fields(stream):
             if part.number != ENTRIES:
                 continue
             if budget.left <= 0:
@@ -210,13 +210,13 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
             try:
                 if part.end - part.content > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
-                sent = parsed(messages.Entry, stream[part.content : part.end])
+                sent = parse_message(messages.Entry, stream[part.content : part.end])
                 time = sent.timestamp.seconds * SECOND + sent.timestamp.nanos
                 more = {pair.name: pair.value for pair in sent.structured_metadata}
-                yield record(pairs, time, sent.line, more)
+                yield build_record(pairs, time, sent.line, more)
             except Invalid as error:
                 entries.refuse(stream[part.start : part.end], error, budget, part.end - part.start)
-        refused.inside(entries, lambda some: wrapped(STREAMS, head + b"".join(some)))  # noqa: B023  # called at once
+        refused.inside(entries, lambda some: encode_field(STREAMS, head + b"".join(some)))  # noqa: B023  # called at once
 
 
 def check_labels(labels: msgspec.Raw | bytes, budget: Budget) -> None:
@@ -254,7 +254,7 @@ def unescape(escape: re.Match[str]) -> str:
     return chr(number)
 
 
-def record(labels: Labels, time: int | None, line: str, more: Labels) -> Log:
+def build_record(labels: Labels, time: int | None, line: str, more: Labels) -> Log:
     """The row of a line. Labels and structured metadata become attributes. Raises: Invalid."""
     check_texts(line, *more, *more.values())
     if time is not None and time not in INT64:  # `None in` a range looks at each of its numbers
@@ -262,8 +262,8 @@ def record(labels: Labels, time: int | None, line: str, more: Labels) -> Log:
     attributes: dict[str, object] = {**labels}
     for name, value in more.items():
         attributes[f"{name}_extracted" if name in labels else name] = value  # Loki's name for it
-    given, service = take(attributes, LEVELS), take(attributes, SERVICES)
-    stored, sent = level(given)
+    given, service = take_first(attributes, LEVELS), take_first(attributes, SERVICES)
+    stored, sent = stored_level(given)
     if sent is not None:
         attributes["level"] = sent
     return Log(time=time, level=stored, service=service, message=line, attributes=attributes)

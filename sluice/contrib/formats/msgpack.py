@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from sluice.contrib.formats.log_fields import build, scalar
+from sluice.contrib.formats.log_fields import build_log, time_scalar
 from sluice.contrib.formats.register import MSGPACK
 from sluice.streams.body import BRACKETS, Budget, Remainder
 from sluice.streams.decoder import Result, check_text, decode_parts
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Log, finite
+from sluice.streams.record import Invalid, Log, finite_or_text
 from sluice.streams.times import SECOND, nanoseconds_of
 
 # By the first byte of an object: the bytes behind it; those of its length, and the bytes behind that; those of the
@@ -47,10 +47,10 @@ class Dense(bytes):
 
 def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The records of a body; each invalid object is one reject."""
-    return decode_parts(objects(body, budget), lambda part: (log(part, budget.limits.record),), budget)
+    return decode_parts(split_objects(body, budget), lambda part: (object_log(part, budget.limits.record),), budget)
 
 
-def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
+def split_objects(body: bytes, budget: Budget) -> Iterator[bytes]:
     """The objects of a body, and of its arrays of records; a Remainder once the budget is used up."""
     at, most = 0, budget.limits.record // BYTES_PER_OBJECT
     missing = 0  # records of arrays that have begun
@@ -62,7 +62,7 @@ def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
             missing += int.from_bytes(body[at + 1 : first], "big") if width else body[at] & 15
             at = first
             continue
-        at, count = end(body, start, budget)
+        at, count = object_end(body, start, budget)
         if budget.left <= 0:
             yield Remainder(body[start:])
             return
@@ -76,7 +76,7 @@ def objects(body: bytes, budget: Budget) -> Iterator[bytes]:
         yield Cut(b"\xdd" + missing.to_bytes(4, "big"))
 
 
-def end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:
+def object_end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:
     """The end of the object at an offset, and how many objects it is. That of a truncated one is behind the body."""
     missing, size, count = 1, len(body), 0
     while missing and at < size and budget.left > 0:
@@ -103,7 +103,7 @@ def end(body: bytes, at: int, budget: Budget) -> tuple[int, int]:
     return size + 1 if missing else at, count
 
 
-def log(part: bytes, limit: int) -> Log:
+def object_log(part: bytes, limit: int) -> Log:
     """The row of an object. Raises: Invalid, UnicodeDecodeError."""
     if isinstance(part, Cut):
         raise Invalid("msgpack: truncated")
@@ -118,29 +118,31 @@ def log(part: bytes, limit: int) -> Log:
     *before, record = sent if isinstance(sent, list) and 0 < len(sent) < 3 else [sent]
     if not isinstance(record, dict):
         raise Invalid("msgpack: neither a record nor a time and a record")
-    made = build(plain(record))
+    made = build_log(json_value(record))
     if made.time is None:
         time = before[0] if before else None
-        made.time = moment(time[0] if isinstance(time, list) and time else time)
+        made.time = time_of(time[0] if isinstance(time, list) and time else time)
     return check_text(made) if b"\0" in part else made  # type: ignore[return-value]
 
 
-def moment(sent: Any) -> int | None:
+def time_of(sent: Any) -> int | None:
     """The time of a record; None if it is not understood."""
     if isinstance(sent, msgspec.msgpack.Ext) and sent.code == EVENT_TIME and len(data := bytes(sent.data)) == 8:
         seconds, rest = (int.from_bytes(part, "big") for part in (data[:4], data[4:]))
         return seconds * SECOND + rest if seconds and rest < SECOND else None
-    return nanoseconds_of(sent.isoformat() if isinstance(sent, datetime) else scalar(sent))
+    return nanoseconds_of(sent.isoformat() if isinstance(sent, datetime) else time_scalar(sent))
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value as JSON has it."""
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else str(plain(key)): plain(inner) for key, inner in value.items()}
+        return {
+            key if isinstance(key, str) else str(json_value(key)): json_value(inner) for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     if isinstance(value, float):
-        return finite(value)
+        return finite_or_text(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, msgspec.msgpack.Ext):

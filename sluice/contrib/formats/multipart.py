@@ -27,7 +27,7 @@ class Parts(NamedTuple):
     files: bytes
 
 
-def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+def open_form(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The record of the fields of a form, and a reject of its files; of the body itself if it is no such form.
 
     Raises: Invalid, also for a stream that takes lines: some of the form's could pass for records.
@@ -37,13 +37,13 @@ def opened(decoder: Decoder, body: bytes, message: Message, budget: Budget) -> I
         return decoder.contents(body, message, budget)
     if not isinstance(decoder, JsonDecoder):
         raise Invalid("multipart: this stream takes lines")
-    parts = split(body, boundary, budget.limits)
+    parts = split_parts(body, boundary, budget.limits)
     results: list[Result] = []
     if parts.fields:
         try:
             results += decoder.form_records(parts.fields, message, budget)
         except Exception as error:  # any exception of a user's record type
-            results.append(Reject(parts.plain, bodies.reason(error)))
+            results.append(Reject(parts.plain, bodies.reject_reason(error)))
     if parts.files:
         results.append(Reject(parts.files, "files of a form are not stored"))
     return results
@@ -55,7 +55,7 @@ def boundary_of(message: Message) -> bytes:
     return b"--" + found[1].encode() if found else b""
 
 
-def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:
+def split_parts(body: bytes, boundary: bytes, limits: Limits) -> Parts:
     """The parts of a form. boundary: the line between them, without line ends. Raises: Invalid."""
     if body.count(boundary) > limits.fields + 1:
         raise Invalid(f"form has more than {limits.fields} fields")
@@ -81,8 +81,8 @@ def split(body: bytes, boundary: bytes, limits: Limits) -> Parts:
             fields.append((key.decode(), content.decode()))
     if sum(map(len, plain)) > limits.record:
         raise Invalid(f"form larger than {limits.record} bytes")
-    return Parts(Form(fields), joined(plain, boundary), joined(files, boundary))
+    return Parts(Form(fields), join_parts(plain, boundary), join_parts(files, boundary))
 
 
-def joined(parts: list[bytes], boundary: bytes) -> bytes:
+def join_parts(parts: list[bytes], boundary: bytes) -> bytes:
     return b"".join(boundary + part + b"\r\n" for part in parts) + boundary + b"--\r\n" if parts else b""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sluice.settings import Settings
 
-# Whether a request to /api/v1/write is Prometheus remote write 1.0 or 2.0. Old senders, and some libraries, name another
-# type or none, and some no encoding: a type that belongs to texts needs one
+# Whether a request to /api/v1/write is Prometheus remote write 1.0 or 2.0. Old senders, and some libraries, name
+# another type or none, and some no encoding: a type that belongs to texts needs one
 REMOTE_WRITE = r"""map "$request_method $content_type $http_content_encoding" $sluice_remote_write {
     default "";
     "~^(?!POST )" other;  # the gateway answers 405
@@ -24,7 +24,7 @@ DETAIL = (
 )
 
 
-def files(s: Settings) -> dict[str, str]:
+def format_files(s: Settings) -> dict[str, str]:
     """The files and lines for nginx."""
     return {
         "http/formats.conf": REMOTE_WRITE,

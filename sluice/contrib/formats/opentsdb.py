@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text
-from sluice.streams.lenient import reader
+from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.metrics import Loose, from_loose, from_text, read_loose
 from sluice.streams.record import Invalid, Text
@@ -19,7 +19,7 @@ class Point(Loose):
     name: Text = msgspec.field(name="metric")
 
 
-read = reader(Point)
+read = struct_reader(Point)
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:

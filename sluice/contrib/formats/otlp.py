@@ -8,9 +8,9 @@ A request has resources, a resource has scopes, and a scope has metrics, log rec
           scope, metrics                         scope, logRecords            scope, spans
             gauge | sum | …: dataPoints
 
-Each level is a `Node`: the generated class of its messages, and which of their fields are nodes again. `walk` goes down
-this tree. Of a message it takes the children out, unparsed, and decodes the rest, which is small; this makes the
-context that the children inherit: attributes, the metric's name, the service. The innermost messages make rows.
+Each level is a `Node`: the generated class of its messages, and which of their fields are nodes again. `walk_messages`
+goes down this tree. Of a message it takes the children out, unparsed, and decodes the rest, which is small; this makes
+the context that the children inherit: attributes, the metric's name, the service. The innermost messages make rows.
 
 So messages are decoded by OpenTelemetry's classes, but one at a time, for two reasons. A request of 8 MiB that were
 decoded as a whole could take 300 MB. And an invalid message does not make the others invalid: it becomes a request of
@@ -34,18 +34,18 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sluice.contrib.formats import protobuf
-from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient, renamed
+from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient_arguments, rename_fields
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Refused, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
-from sluice.streams.lenient import real
+from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Record, finite
+from sluice.streams.record import INT64, Invalid, Record, finite_or_text
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
-# An attempt with `lenient` costs as much as one at LENIENT_BYTES and LENIENT_SHARE times the bytes of the message: it
-# makes each field by itself
+# An attempt with `lenient_arguments` costs as much as one at LENIENT_BYTES and LENIENT_SHARE times the bytes of the
+# message: it makes each field by itself
 LENIENT_BYTES, LENIENT_SHARE = 512, 4
 FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
 MOST_TOGETHER = 5_000  # rows that are made at once: some megabytes
@@ -99,7 +99,7 @@ class Protobuf:
         Once the budget is used up, the children from there on are in one piece.
         """
         own, at = [], 0
-        for count, field in enumerate(protobuf.fields(data, budget)):
+        for count, field in enumerate(protobuf.split_fields(data, budget)):
             if count >= FIELDS_PER_RECORD * budget.limits.records:
                 raise Invalid(f"not OTLP: a message with more than {count} fields")
             if field.number in node.numbers:
@@ -112,7 +112,7 @@ class Protobuf:
         return not len(UnknownFieldSet(node.kind.FromString(data)))
 
     def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
-        for field in protobuf.fields(data):
+        for field in protobuf.split_fields(data):
             if name := node.numbers.get(field.number):
                 if budget.left <= 0:
                     yield Child(name, data[field.start :], True)
@@ -123,7 +123,8 @@ class Protobuf:
         """A message with these children."""
         known = node.kind.DESCRIPTOR.fields_by_camelcase_name
         return own + b"".join(
-            child.data if child.rest else protobuf.wrapped(known[child.name].number, child.data) for child in children
+            child.data if child.rest else protobuf.encode_field(known[child.name].number, child.data)
+            for child in children
         )
 
     def parse(self, node: Node, data: bytes, budget: Budget) -> Any:
@@ -168,7 +169,7 @@ class Json:
                         break
                     yield Child(name, bytes(part))
                 continue
-            for element in bodies.elements(child, budget):
+            for element in bodies.split_elements(child, budget):
                 if isinstance(element, Remainder):
                     yield Child(name, element[:-1], True)  # without the bracket at its end
                     break
@@ -189,7 +190,7 @@ class Json:
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
             budget.attempt(LENIENT_BYTES + LENIENT_SHARE * len(data))
         try:
-            return node.kind(**lenient(descriptor, json.loads(data, parse_float=real)))
+            return node.kind(**lenient_arguments(descriptor, json.loads(data, parse_float=real_or_text)))
         except (TypeError, ValueError, OverflowError) as error:
             raise Invalid(f"not a {descriptor.name} of OTLP: {error}") from None
 
@@ -225,25 +226,25 @@ def decode(root: Node, body: bytes, message: Message, budget: Budget) -> Iterato
     body = body.removeprefix(bodies.BOM)
     declared = message.field("content-type").lower().startswith("application/json")
     if not declared and not body.startswith(b"{"):
-        return request(Protobuf(), root, body, budget)
+        return decode_request(Protobuf(), root, body, budget)
 
     def checked(text: bytes) -> Iterator[Result]:
         bodies.check_json(text)
-        return request(Json(), root, renamed(text, budget), budget)
+        return decode_request(Json(), root, rename_fields(text, budget), budget)
 
     try:
         return checked(body.strip())
     except Invalid:
         if not declared or b"\n" not in body.strip():  # a line of its own might be taken for protobuf
             raise
-        return decode_parts(bodies.lines(body, budget), checked, budget)
+        return decode_parts(bodies.split_lines(body, budget), checked, budget)
 
 
-def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
+def decode_request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) -> Iterator[Result]:
     """The records of one request. Raises: Empty if there is nothing in it."""
     refused = Refused[Child]()
     has_record = False
-    for record in walk(encoding, root, Child("", data), Context(budget), budget, refused):
+    for record in walk_messages(encoding, root, Child("", data), Context(budget), budget, refused):
         has_record = True
         yield record
     yield from refused.rejects(lambda parts: parts[0].data)  # there is one
@@ -251,7 +252,7 @@ def request(encoding: Protobuf | Json, root: Node, data: bytes, budget: Budget) 
         raise Empty
 
 
-def walk(
+def walk_messages(
     encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused[Child]
 ) -> Iterator[Record]:
     """The records of a message that has children. What it has besides them is refused once, however many of them are
@@ -269,9 +270,9 @@ def walk(
             or not encoding.is_known(node, data)
         ):
             raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
-        context = node.read(parse(encoding, node, own, budget), context)
+        context = node.read(parse_node(encoding, node, own, budget), context)
         if not all(below.children for below in node.children.values()):
-            context = sized(context)
+            context = context_size(context)
     except Exception as error:
         above.refuse(message, error, budget, len(message.data))
         return
@@ -283,7 +284,7 @@ def walk(
             below = node.children[child.name]
             budget.left -= bool(below.children)  # the innermost messages are charged for their records
             left = budget.left
-            inside = walk if below.children else innermost
+            inside = walk_messages if below.children else innermost
             yield from inside(encoding, below, child, context, budget, refused)
             budget.pay(left)
     above.inside(refused, lambda parts: Child(message.name, encoding.join(node, own, parts)))
@@ -300,7 +301,7 @@ def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[
     records: list[Record] = []
     try:
         message = node.kind.FromString(data)
-        context = sized(node.read(message, context))
+        context = context_size(node.read(message, context))
         for name, read in node.leaves:
             for child in getattr(message, name):
                 budget.left -= 1
@@ -318,10 +319,10 @@ def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[
 def innermost(
     encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused[Child]
 ) -> Sequence[Record]:
-    """`walk` for a message without children."""
+    """`walk_messages` for a message without children."""
     try:
         budget.left -= 1
-        records: Sequence[Record] = node.read(parse(encoding, node, message.data, budget), context)
+        records: Sequence[Record] = node.read(parse_node(encoding, node, message.data, budget), context)
         budget.repeat(len(records), context.size)
     except Exception as error:
         above.refuse(message, error, budget, len(message.data))
@@ -329,11 +330,11 @@ def innermost(
     return records
 
 
-def sized(context: Context) -> Context:
+def context_size(context: Context) -> Context:
     return context._replace(size=bodies.encoded_size(context.tags, context.name, context.service))
 
 
-def parse(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:
+def parse_node(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:
     """A message of a bounded size. Raises: Invalid."""
     if len(data) > budget.limits.record // 4:
         raise Invalid(f"{node.kind.DESCRIPTOR.name} larger than {budget.limits.record // 4} bytes")
@@ -342,7 +343,7 @@ def parse(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) ->
 
 def identity(sent: bytes) -> str:
     """An id in hexadecimal, or as it was sent in JSON. Raises: Invalid if a text cannot be stored."""
-    return clean(sent[len(ODD) :].decode()) if sent.startswith(ODD) else sent.hex()
+    return checked_text(sent[len(ODD) :].decode()) if sent.startswith(ODD) else sent.hex()
 
 
 def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:
@@ -357,49 +358,49 @@ def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:
     return made
 
 
-def scope(convert: Callable[[Any], Any], message: Any, context: Context) -> Context:
+def scope_context(convert: Callable[[Any], Any], message: Any, context: Context) -> Context:
     """The context below a scope. Its name and version are attributes, as OpenTelemetry names them elsewhere."""
     scope = message.scope
     own = attributes(scope.attributes, convert)
     for name, value in ("otel.scope.name", scope.name), ("otel.scope.version", scope.version):
         if value:
-            own[name] = clean(value)
+            own[name] = checked_text(value)
     return context._replace(tags=context.merged(own), scope=own)
 
 
-def plain(value: Any) -> Any:
+def any_value(value: Any) -> Any:
     """An AnyValue as a JSON value. Bytes are base64; a number that JSON does not have is a text."""
     if content := value.string_value:  # of most of them
-        return clean(content)
+        return checked_text(content)
     kind = value.WhichOneof("value")
     if kind is None:
         return None
     content = getattr(value, kind)
     if kind == "double_value":
-        return finite(content)
+        return finite_or_text(content)
     if kind == "array_value":
-        return [plain(element) for element in content.values]
+        return [any_value(element) for element in content.values]
     if kind == "kvlist_value":
-        return attributes(content.values, plain)
+        return attributes(content.values, any_value)
     return b64encode(content).decode() if kind == "bytes_value" else content
 
 
-def text(value: Any) -> str:
+def any_text(value: Any) -> str:
     """An AnyValue as a text: a string as it is, anything else as JSON."""
-    content = plain(value)
+    content = any_value(value)
     if isinstance(content, str):
         return content
     return "" if content is None else msgspec.json.encode(content).decode()
 
 
-def clean(text: str) -> str:
+def checked_text(text: str) -> str:
     """The text, if every database can hold it. Raises: Invalid."""
     if "\0" in text:
         raise Invalid(NUL)
     return text
 
 
-def when(nanoseconds: int) -> int | None:
+def checked_time(nanoseconds: int) -> int | None:
     """A time; None if it is not known. Raises: Invalid."""
     if nanoseconds not in INT64:
         raise Invalid("time out of range")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.contrib.formats.json_repair import replace
+from sluice.contrib.formats.json_repair import replace_tokens
 from sluice.streams.body import Budget
 
 Names = dict[str, msgspec.Raw]
@@ -24,13 +24,13 @@ NAME = re.compile(rb'"[a-z]++(?:_[a-z]++)++"(?=\s*+:)')
 ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 
-def renamed(text: bytes, budget: Budget) -> bytes:
+def rename_fields(text: bytes, budget: Budget) -> bytes:
     """A request with the names of JSON. Raises: Exhausted."""
     is_snake = b"_" in text and (SNAKE.match(text) or any(part in text for part in SNAKE_BELOW))
-    return replace(NAME, camel, text, budget) if is_snake else text
+    return replace_tokens(NAME, camel_name, text, budget) if is_snake else text
 
 
-def camel(name: re.Match[bytes]) -> bytes:
+def camel_name(name: re.Match[bytes]) -> bytes:
     first, *others = name[0].split(b"_")
     return first + b"".join(map(bytes.capitalize, others))
 
@@ -69,7 +69,7 @@ def arguments(descriptor: Any, value: Any) -> dict[str, Any]:
     return made
 
 
-def lenient(descriptor: Any, value: Any) -> dict[str, Any]:
+def lenient_arguments(descriptor: Any, value: Any) -> dict[str, Any]:
     """`arguments`, but an odd field becomes an attribute, as it was sent; it is left out if the message has none.
 
     Raises: TypeError if the message is no object.
@@ -89,9 +89,9 @@ def lenient(descriptor: Any, value: Any) -> dict[str, Any]:
             if nested and nested.name == "AnyValue":
                 one = {field.name: {"string_value": as_sent(given)}}
             elif nested and field.is_repeated and isinstance(given, list):
-                one = {field.name: [lenient(nested, part) for part in given if isinstance(part, dict)]}
+                one = {field.name: [lenient_arguments(nested, part) for part in given if isinstance(part, dict)]}
             elif nested and isinstance(given, dict) and not field.is_repeated:
-                one = {field.name: lenient(nested, given)}
+                one = {field.name: lenient_arguments(nested, given)}
             else:
                 odd.append({"key": key, "value": {"string_value": as_sent(given)}})
                 continue
@@ -121,12 +121,12 @@ def converters(descriptor: Any) -> dict[str, tuple[str, Callable[[Any], Any] | N
         elif field.enum_type:
             convert = partial(enumerated, enum_numbers(field.enum_type))
         elif field.type not in (field.TYPE_STRING, field.TYPE_BOOL):
-            convert = integer
+            convert = parse_integer
         by_name[field.json_name] = field.name, convert, field.is_repeated
     return by_name
 
 
-def integer(value: Any) -> int:
+def parse_integer(value: Any) -> int:
     """An integer; 64 bits are written as a string, by protobufjs in two halves (opentelemetry-js, issue 4216).
 
     Raises: ValueError, TypeError.
@@ -151,7 +151,7 @@ def enum_numbers(enum: Any) -> dict[str, int]:
 def enumerated(numbers: dict[str, int], value: Any) -> int | str:
     """The number of an enum that was sent as a number or by its name; a name that is unknown as it was sent."""
     if not isinstance(value, str) or value.isdecimal():
-        return integer(value)
+        return parse_integer(value)
     return numbers.get(value.upper(), value)
 
 

@@ -11,11 +11,21 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 
 from sluice.contrib.formats import otlp
-from sluice.contrib.formats.otlp import Context, Node, Tags, attributes, clean, identity, scope, text, when
-from sluice.contrib.formats.prometheus import BUCKET, bound, minus
+from sluice.contrib.formats.otlp import (
+    Context,
+    Node,
+    Tags,
+    any_text,
+    attributes,
+    checked_text,
+    checked_time,
+    identity,
+    scope_context,
+)
+from sluice.contrib.formats.prometheus import BUCKET, bucket_bound, negated
 from sluice.streams import body as bodies
-from sluice.streams.metrics import state, typed
-from sluice.streams.record import Invalid, Metric, finite
+from sluice.streams.metrics import state_field, typed_value
+from sluice.streams.record import Invalid, Metric, finite_or_text
 
 NO_RECORDED_VALUE = messages.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 TEMPORALITIES: dict[int, str] = {
@@ -29,8 +39,8 @@ PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send u
 
 class PointRows(list[Metric]):
     def __init__(self, point: Any, context: Context) -> None:
-        self.context = context._replace(tags=context.merged(attributes(point.attributes, text)))
-        self.time = when(point.time_unix_nano)
+        self.context = context._replace(tags=context.merged(attributes(point.attributes, any_text)))
+        self.time = checked_time(point.time_unix_nano)
 
     def add(self, field: str, value: float | int | str, **more: str) -> None:
         """Add a row. more: tags of this row only."""
@@ -38,9 +48,9 @@ class PointRows(list[Metric]):
 
     def row(self, field: str, value: float | int | str, tags: Tags, time: int | None) -> Metric:
         """A row. A number that is not finite has a field of its own, so that the others hold numbers only."""
-        stored, kind = typed(finite(value) if isinstance(value, float) else value)
+        stored, kind = typed_value(finite_or_text(value) if isinstance(value, float) else value)
         if kind == "string" and isinstance(value, float):
-            field = state(field)
+            field = state_field(field)
         return Metric(time=time, name=self.context.name, tags=tags, field=field, value=stored, type=kind)
 
     def bounded(self, parts: Any) -> Any:
@@ -66,13 +76,13 @@ class PointRows(list[Metric]):
         if point.start_time_unix_nano:
             self.add("start", point.start_time_unix_nano)
         for exemplar in self.bounded(getattr(point, "exemplars", ())):
-            labels = attributes(exemplar.filtered_attributes, text)
+            labels = attributes(exemplar.filtered_attributes, any_text)
             for name in "trace_id", "span_id":
                 if given := getattr(exemplar, name):
                     labels[name] = identity(given)
             value = getattr(exemplar, exemplar.WhichOneof("value") or "as_double")
-            about = as_json({"value": finite(value), "labels": labels})
-            self.append(self.row("exemplar", about, self.context.tags, when(exemplar.time_unix_nano)))
+            about = as_json({"value": finite_or_text(value), "labels": labels})
+            self.append(self.row("exemplar", about, self.context.tags, checked_time(exemplar.time_unix_nano)))
         return self
 
     def summarize(self, point: Any) -> None:
@@ -83,7 +93,7 @@ class PointRows(list[Metric]):
                 self.add(name, getattr(point, name))
 
 
-def number(point: Any, context: Context) -> PointRows:
+def number_rows(point: Any, context: Context) -> PointRows:
     """Of a gauge or sum."""
     rows = PointRows(point, context)
     if kind := point.WhichOneof("value"):
@@ -106,11 +116,11 @@ def histogram(point: Any, context: Context) -> PointRows:
         else:
             counts.append(max(0, point.count - sum(counts)))
     if counts and len(counts) != len(bounds) + 1:
-        about = {"bounds": [finite(bound) for bound in rows.bounded(bounds)], "counts": counts}
+        about = {"bounds": [finite_or_text(bound) for bound in rows.bounded(bounds)], "counts": counts}
         rows.add("histogram", as_json(about))
         return rows.finish(point)
     for upper, count in zip([*bounds, INFINITY], accumulate(counts)):
-        rows.add("bucket", count, le=str(finite(upper)))
+        rows.add("bucket", count, le=str(finite_or_text(upper)))
     return rows.finish(point)
 
 
@@ -128,12 +138,14 @@ def exponential(point: Any, context: Context) -> PointRows:
         [(n, count) for n, count in enumerate(rows.bounded(side.bucket_counts), side.offset) if count]
         for side in (point.negative, point.positive)
     )
-    buckets = [[minus(bound(scale, n + 1)), minus(bound(scale, n)), count] for n, count in reversed(negative)]
+    buckets = [
+        [negated(bucket_bound(scale, n + 1)), negated(bucket_bound(scale, n)), count] for n, count in reversed(negative)
+    ]
     if point.zero_count:
         buckets.append([-point.zero_threshold, point.zero_threshold, point.zero_count])
-    buckets += [[bound(scale, n), bound(scale, n + 1), count] for n, count in positive]
-    about: dict[str, Any] = {"count": point.count, "sum": finite(point.sum) if point.HasField("sum") else None}
-    about |= {"schema": scale, "zero_threshold": finite(point.zero_threshold), "buckets": buckets}
+    buckets += [[bucket_bound(scale, n), bucket_bound(scale, n + 1), count] for n, count in positive]
+    about: dict[str, Any] = {"count": point.count, "sum": finite_or_text(point.sum) if point.HasField("sum") else None}
+    about |= {"schema": scale, "zero_threshold": finite_or_text(point.zero_threshold), "buckets": buckets}
     rows.add("histogram", as_json(about))
     return rows.finish(point)
 
@@ -142,29 +154,29 @@ def as_json(about: dict[str, Any]) -> str:
     return msgspec.json.encode(about).decode()
 
 
-def summary(point: Any, context: Context) -> PointRows:
+def summary_rows(point: Any, context: Context) -> PointRows:
     rows = PointRows(point, context)
     rows.add("count", point.count)
     rows.add("sum", point.sum)
     for quantile in rows.bounded(point.quantile_values):
-        rows.add("quantile", quantile.value, quantile=str(finite(quantile.quantile)))
+        rows.add("quantile", quantile.value, quantile=str(finite_or_text(quantile.quantile)))
     return rows.finish(point)
 
 
 def resource(message: Any, context: Context) -> Context:
-    return context._replace(tags=attributes(message.resource.attributes, text))
+    return context._replace(tags=attributes(message.resource.attributes, any_text))
 
 
-def metric(message: Any, context: Context) -> Context:
+def metric_context(message: Any, context: Context) -> Context:
     if not message.name:
         raise Invalid("missing: name")
-    own = {f"otel.metadata.{name}": value for name, value in attributes(message.metadata, text).items()}
+    own = {f"otel.metadata.{name}": value for name, value in attributes(message.metadata, any_text).items()}
     if message.unit:
-        own["otel.unit"] = clean(message.unit)
-    return context._replace(name=clean(message.name), tags=context.merged(own))
+        own["otel.unit"] = checked_text(message.unit)
+    return context._replace(name=checked_text(message.name), tags=context.merged(own))
 
 
-def data(message: Any, context: Context) -> Context:
+def data_points(message: Any, context: Context) -> Context:
     own = {}
     if temporality := TEMPORALITIES.get(getattr(message, "aggregation_temporality", 0), ""):
         own["otel.temporality"] = temporality
@@ -174,15 +186,15 @@ def data(message: Any, context: Context) -> Context:
 
 
 KINDS = {
-    "gauge": (messages.Gauge, messages.NumberDataPoint, number),
-    "sum": (messages.Sum, messages.NumberDataPoint, number),
+    "gauge": (messages.Gauge, messages.NumberDataPoint, number_rows),
+    "sum": (messages.Sum, messages.NumberDataPoint, number_rows),
     "histogram": (messages.Histogram, messages.HistogramDataPoint, histogram),
     "exponentialHistogram": (messages.ExponentialHistogram, messages.ExponentialHistogramDataPoint, exponential),
-    "summary": (messages.Summary, messages.SummaryDataPoint, summary),
+    "summary": (messages.Summary, messages.SummaryDataPoint, summary_rows),
 }
-DATA = {name: Node(kind, data, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
-METRIC = Node(messages.Metric, metric, DATA)
-SCOPE = Node(messages.ScopeMetrics, partial(scope, text), {"metrics": METRIC})
+DATA = {name: Node(kind, data_points, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
+METRIC = Node(messages.Metric, metric_context, DATA)
+SCOPE = Node(messages.ScopeMetrics, partial(scope_context, any_text), {"metrics": METRIC})
 RESOURCE = Node(messages.ResourceMetrics, resource, {"scopeMetrics": SCOPE})
 REQUEST = Node(ExportMetricsServiceRequest, lambda _, context: context, {"resourceMetrics": RESOURCE})
 decode = partial(otlp.decode, REQUEST)

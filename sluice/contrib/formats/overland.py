@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.contrib.formats.position import Number, from_object, position, sender
+from sluice.contrib.formats.position import Number, build_position, device_of, from_object
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.lenient import reader
+from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
@@ -59,8 +59,8 @@ class Unlocated(msgspec.Struct):
     properties: dict[str, msgspec.Raw] = {}
 
 
-read = reader(Request)
-read_feature = reader(Feature)
+read = struct_reader(Request)
+read_feature = struct_reader(Feature)
 read_unlocated = msgspec.json.Decoder(Unlocated).decode
 read_coordinates = msgspec.json.Decoder(list[Any]).decode
 
@@ -71,19 +71,19 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     Raises: Invalid, msgspec's errors.
     """
     request = read(part, budget)
-    features = bodies.array(request.locations, "locations")
+    features = bodies.json_array(request.locations, "locations")
     owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
 
     def positions(part: bytes) -> tuple[Gps]:
         if request.device_id:
             budget.charge(len(owner))
-        return (feature(part, request.device_id or sender(message, budget, "overland"), budget),)
+        return (decode_feature(part, request.device_id or device_of(message, budget, "overland"), budget),)
 
-    return decode_parts(bodies.elements(features, budget), positions, budget, head, b"]}")
+    return decode_parts(bodies.split_elements(features, budget), positions, budget, head, b"]}")
 
 
-def point(geometry: Geometry) -> tuple[Any, Any, Any]:
+def geometry_point(geometry: Geometry) -> tuple[Any, Any, Any]:
     """Longitude, latitude and altitude; None: not sent. Raises: Invalid, msgspec's errors."""
     if geometry.type != "Point":
         raise Invalid(f"not a position: geometry {geometry.type!r:.40}")
@@ -94,7 +94,7 @@ def point(geometry: Geometry) -> tuple[Any, Any, Any]:
     return lon, lat, altitude
 
 
-def feature(element: bytes, device: str | int, budget: Budget) -> Gps:
+def decode_feature(element: bytes, device: str | int, budget: Budget) -> Gps:
     try:
         sent = read_feature(element, budget)
     except (Invalid, msgspec.ValidationError):
@@ -107,6 +107,6 @@ def feature(element: bytes, device: str | int, budget: Budget) -> Gps:
         raise
     if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own
         raise Empty("trip")
-    lon, lat, _ = point(sent.geometry)
+    lon, lat, _ = geometry_point(sent.geometry)
     own_device, *values, _ = astuple(sent.properties)
-    return position(own_device or device, lat, lon, *values, battery_unit=100)
+    return build_position(own_device or device, lat, lon, *values, battery_unit=100)

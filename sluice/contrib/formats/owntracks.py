@@ -7,10 +7,10 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.contrib.formats.position import KMH, Number, position, sender
+from sluice.contrib.formats.position import KMH, Number, build_position, device_of
 from sluice.streams.body import Budget, Empty
-from sluice.streams.lenient import reader
-from sluice.streams.message import Message, field, parameter
+from sluice.streams.lenient_json import struct_reader
+from sluice.streams.message import Message, field, query_parameter
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
 
@@ -36,7 +36,7 @@ POSITIONS = "location", "transition"
 OTHERS = frozenset(
     ("beacon", "card", "cmd", "configuration", "dump", "lwt", "request", "status", "steps", "waypoint", "waypoints")
 )
-read = reader(Location)
+read = struct_reader(Location)
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
@@ -52,20 +52,20 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
         raise (
             Empty(location.kind) if location.kind in OTHERS else Invalid(f"not a position: _type {location.kind!r:.40}")
         )
-    named = user(message.fields, message.query) if message else ""
+    named = sender_name(message.fields, message.query) if message else ""
     budget.charge(len(named))
-    device = named or topic(location.topic or "") or location.tid or sender(message, budget, "owntracks")
-    return (position(device, *astuple(location)[3:], speed_unit=KMH),)
+    device = named or topic_name(location.topic or "") or location.tid or device_of(message, budget, "owntracks")
+    return (build_position(device, *astuple(location)[3:], speed_unit=KMH),)
 
 
 @lru_cache(maxsize=1)  # a body may have many payloads
-def user(lines: bytes, query: bytes) -> str:
+def sender_name(lines: bytes, query: bytes) -> str:
     """`user/device`, or only the one that was sent; "" if neither was. lines, query: of the message."""
-    name = field(lines, "X-Limit-U") or parameter(query, "u")
-    device = field(lines, "X-Limit-D") or parameter(query, "d") or parameter(query, "device")
+    name = field(lines, "X-Limit-U") or query_parameter(query, "u")
+    device = field(lines, "X-Limit-D") or query_parameter(query, "d") or query_parameter(query, "device")
     return "/".join(x for x in (name, device) if x)
 
 
-def topic(name: str) -> str:
+def topic_name(name: str) -> str:
     """The user and the device in a topic: `owntracks/USER/DEVICE`, or that and `/event`."""
     return name.removeprefix("owntracks/").removesuffix("/event")

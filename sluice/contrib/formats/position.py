@@ -13,7 +13,7 @@ from sluice.base.override import override
 from sluice.streams import gps
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.lenient import scalar
+from sluice.streams.lenient_json import scalar_or_text
 from sluice.streams.message import Message
 from sluice.streams.record import RANGES, Gps, Invalid
 from sluice.streams.registry import Stream, formats_of
@@ -59,7 +59,7 @@ KNOT = 1852 / 3600  # metres per second
 KMH = 1 / 3.6
 
 
-def number(value: Number, what: str) -> float | None:
+def parse_number(value: Number, what: str) -> float | None:
     """A number, also one sent as a string, with the comma of the phone's language; None if it is missing or blank.
 
     Raises: Invalid.
@@ -79,9 +79,9 @@ def number(value: Number, what: str) -> float | None:
     return float(text)
 
 
-def required(value: Number, what: str, field: str) -> float:
+def required_number(value: Number, what: str, field: str) -> float:
     """A number in the range of its field. Raises: Invalid."""
-    sent = number(value, what)
+    sent = parse_number(value, what)
     if sent is None:
         raise Invalid(f"missing: {what}")
     least, most = RANGES[field]
@@ -90,12 +90,12 @@ def required(value: Number, what: str, field: str) -> float:
     return sent
 
 
-def optional(value: Number, field: str, unit: float = 1.0) -> float | None:
+def optional_number(value: Number, field: str, unit: float = 1.0) -> float | None:
     """A number times `unit`; None if it is none, or not in the range of its field: clients mean "unknown" by it."""
     if value is None:
         return None
     try:
-        sent = number(value, field)
+        sent = parse_number(value, field)
     except (Invalid, OverflowError):
         return None
     if sent is None:
@@ -105,7 +105,7 @@ def optional(value: Number, field: str, unit: float = 1.0) -> float | None:
     return sent if least <= sent <= most else None
 
 
-def position(
+def build_position(
     device: str | int,
     lat: Number,
     lon: Number,
@@ -134,17 +134,17 @@ def position(
     return Gps(
         time=nanoseconds_of(time),
         device=name,
-        lat=required(lat, "latitude", "lat"),
-        lon=required(lon, "longitude", "lon"),
-        altitude=optional(altitude, "altitude"),
-        speed=optional(speed, "speed", speed_unit),
-        accuracy=optional(accuracy, "accuracy"),
-        bearing=optional(bearing, "bearing"),
-        battery=optional(battery, "battery", battery_unit),
+        lat=required_number(lat, "latitude", "lat"),
+        lon=required_number(lon, "longitude", "lon"),
+        altitude=optional_number(altitude, "altitude"),
+        speed=optional_number(speed, "speed", speed_unit),
+        accuracy=optional_number(accuracy, "accuracy"),
+        bearing=optional_number(bearing, "bearing"),
+        battery=optional_number(battery, "battery", battery_unit),
     )
 
 
-def sender(message: Message | None, budget: Budget, path: str) -> str:
+def device_of(message: Message | None, budget: Budget, path: str) -> str:
     """The device of a position that names none: a parameter of the URL with one of its ALIASES, else the last part of
     the path.
 
@@ -172,17 +172,17 @@ def from_names(get: Callable[[str], Number], device: Callable[[], str]) -> Gps:
                 values[field] = value
                 break
     name = str(values.pop("device", "") or device())
-    return position(name, values.pop("lat", None), values.pop("lon", None), **values)  # type: ignore[arg-type]
+    return build_position(name, values.pop("lat", None), values.pop("lon", None), **values)  # type: ignore[arg-type]
 
 
-def getter(*sent: Any) -> Callable[[str], Number]:
+def field_getter(*sent: Any) -> Callable[[str], Number]:
     """What gets a field of the first of these objects (`Loose`) that has it."""
 
     def get(name: str) -> Number:
         for fields in sent:
             value: Any = getattr(fields, name, UNSET)
             if value is not UNSET and (name not in ALIASES["device"] or bytes(value)[:1] not in b"tf[{"):
-                return scalar(value)
+                return scalar_or_text(value)
         return None
 
     return get
@@ -192,19 +192,19 @@ def from_object(part: bytes, device: Callable[[], str]) -> Gps:
     """The position of an object with any names. device: called if it names none. Raises: Invalid, msgspec's errors."""
     sent = read_loose(part)
     inside = [bytes(found) for name in NESTED if (found := getattr(sent, name)) is not UNSET]
-    return from_names(getter(sent, *(read_loose(found) for found in inside if found.startswith(b"{"))), device)
+    return from_names(field_getter(sent, *(read_loose(found) for found in inside if found.startswith(b"{"))), device)
 
 
 class NamedGpsDecoder(JsonDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Gps:
-        return from_object(part, lambda: sender(message, budget, PATH))
+        return from_object(part, lambda: device_of(message, budget, PATH))
 
     @override
     def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Gps:
         if message and not message.body and fields.keys() <= NAMES_ONLY:  # as OwnTracks sends it
             raise Empty
-        return from_names(fields.get, lambda: sender(message, budget, PATH))
+        return from_names(fields.get, lambda: device_of(message, budget, PATH))
 
 
-GPS = Stream("gps", Gps, NamedGpsDecoder(gps.Plain, gps.build, formats_of("gps")).fast_path(Gps), content=True)
+GPS = Stream("gps", Gps, NamedGpsDecoder(gps.Plain, gps.build_position, formats_of("gps")).fast_path(Gps), content=True)

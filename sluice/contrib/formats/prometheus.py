@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from sluice.contrib.formats.protobuf import Field, fields, load_messages, parsed, uncompress
+from sluice.contrib.formats.protobuf import Field, load_messages, parse_message, split_fields, uncompress
 from sluice.streams import body as bodies
 from sluice.streams.body import BRACKETS, Budget, Exhausted, Refused
 from sluice.streams.message import Message
-from sluice.streams.metrics import typed
-from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite
+from sluice.streams.metrics import typed_value
+from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite_or_text
 
 messages = load_messages("prometheus")
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
@@ -45,7 +45,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
             body = uncompress(body, budget)
     symbols: list[Field] = []
     known = False
-    for field in fields(body):  # all of them: from here on, `fields` does not raise
+    for field in split_fields(body):  # all of them: from here on, `split_fields` does not raise
         if version == 2 and field.number == SYMBOLS:
             if len(symbols) >= budget.limits.records:
                 raise Invalid(f"more than {budget.limits.records} symbols")
@@ -56,7 +56,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
     head = b"".join(body[symbol.start : symbol.end] for symbol in symbols)
     request = Request(version, [body[symbol.content : symbol.end].decode() for symbol in symbols])
     refused = Refused[bytes]()
-    for field in fields(body):
+    for field in split_fields(body):
         if field.number not in (SERIES[version], METADATA[version]):
             continue
         if budget.left <= 0:
@@ -77,7 +77,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
 def is_request(body: bytes, version: int) -> bool:
     """Whether a body is a request as it is, with a record."""
     try:
-        return {*(field.number for field in fields(body))} & {SERIES[version], METADATA[version]} != set()
+        return {*(field.number for field in split_fields(body))} & {SERIES[version], METADATA[version]} != set()
     except Invalid:
         return False
 
@@ -113,12 +113,12 @@ class Request:
             raise Invalid(f"series larger than {limit} bytes")
         raw = body[field.content : field.end]
         if field.number == METADATA[self.version]:
-            about = parsed(messages.Metadata1, raw)
+            about = parse_message(messages.Metadata1, raw)
             name, _ = labelled([("__name__", about.metric_family_name)])
             return [metadata(name, about.type, about.help, about.unit)]
         if len(raw) > COUNTED_BYTES:  # an empty part has two bytes, and takes a hundred times as many
-            budget.work(sum(1 for _ in fields(raw)) // BRACKETS)
-        series = parsed(messages.Series1 if self.version == 1 else messages.Series2, raw)
+            budget.work(sum(1 for _ in split_fields(raw)) // BRACKETS)
+        series = parse_message(messages.Series1 if self.version == 1 else messages.Series2, raw)
         count = len(series.samples) + 3 * len(series.histograms) + len(series.exemplars)
         if count > budget.limits.records:
             raise Invalid(f"series of more than {budget.limits.records} rows")
@@ -126,12 +126,12 @@ class Request:
         self.charge(series, budget)
         name, tags = labelled(self.labels(series))
         created = series.created_timestamp if self.version == 2 else 0
-        rows = list(samples(name, tags, series.samples, created))
+        rows = list(sample_rows(name, tags, series.samples, created))
         for histogram in series.histograms:
-            rows += native(name, tags, histogram, created)
+            rows += native_histogram(name, tags, histogram, created)
         for exemplar in series.exemplars:
-            about = {"value": plain(exemplar.value), "labels": dict(self.labels(exemplar))}
-            rows.append(text(nanoseconds(exemplar.timestamp), name, tags, "exemplar", about))
+            about = {"value": plain_number(exemplar.value), "labels": dict(self.labels(exemplar))}
+            rows.append(text_row(nanoseconds(exemplar.timestamp), name, tags, "exemplar", about))
         if self.version == 2:
             about = series.metadata
             key = name, about.type, about.help_ref, about.unit_ref
@@ -192,7 +192,7 @@ def nanoseconds(milliseconds: int) -> int:
     return time
 
 
-def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
+def sample_rows(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
     """The rows of samples. created: the start of those that have none of their own. Raises: Invalid."""
     last = 0
     for part in parts:
@@ -200,21 +200,21 @@ def samples(name: str, tags: dict[str, str], parts: Iterable[Any], created: int)
         if start != last:
             last = start
             yield Metric(time=time, name=name, tags=tags, field="start", value=nanoseconds(start), type="integer")
-        yield number(time, name, tags, value)
+        yield value_row(time, name, tags, value)
 
 
-def number(time: int, name: str, tags: dict[str, str], value: float) -> Metric:
+def value_row(time: int, name: str, tags: dict[str, str], value: float) -> Metric:
     """The row of a value: the field `state` with a text if it is not finite, so that `value` has numbers only."""
     field, kind = ("value", "float") if value - value == 0 else ("state", "string")
-    return Metric(time=time, name=name, tags=tags, field=field, value=plain(value), type=kind)
+    return Metric(time=time, name=name, tags=tags, field=field, value=plain_number(value), type=kind)
 
 
-def plain(value: float) -> float | str:
+def plain_number(value: float) -> float | str:
     """A finite number, or the name of one that is not."""
-    return "stale" if value != value and struct.pack("<d", value) == STALE else finite(value)
+    return "stale" if value != value and struct.pack("<d", value) == STALE else finite_or_text(value)
 
 
-def text(time: int | None, name: str, tags: dict[str, str], field: str, about: dict[str, Any]) -> Metric:
+def text_row(time: int | None, name: str, tags: dict[str, str], field: str, about: dict[str, Any]) -> Metric:
     """A row with several values, as JSON."""
     value = msgspec.json.encode(about).decode()
     return Metric(time=time, name=name, tags=tags, field=field, value=value, type="string")
@@ -222,42 +222,44 @@ def text(time: int | None, name: str, tags: dict[str, str], field: str, about: d
 
 def metadata(name: str, kind: int, about: str, unit: str) -> Metric:
     """The row of a metric's metadata, which has no time."""
-    return text(None, name, {}, "metadata", {"type": named(messages.MetricType, kind), "help": about, "unit": unit})
+    return text_row(
+        None, name, {}, "metadata", {"type": enum_name(messages.MetricType, kind), "help": about, "unit": unit}
+    )
 
 
-def named(enum: Any, value: int) -> str:
+def enum_name(enum: Any, value: int) -> str:
     """The name of a value; its digits if this version of the messages has none."""
     return enum.Name(value) if value in enum.values() else str(value)
 
 
-def native(name: str, tags: dict[str, str], part: Any, created: int) -> list[Metric]:
+def native_histogram(name: str, tags: dict[str, str], part: Any, created: int) -> list[Metric]:
     """The rows of a native histogram: the numbers that a chart needs, and the whole as JSON.
 
     created: as above. Raises: Invalid.
     """
-    time, total = nanoseconds(part.timestamp), plain(part.sum)
+    time, total = nanoseconds(part.timestamp), plain_number(part.sum)
     if total == "stale":
-        return [number(time, name, tags, part.sum)]
-    count, kind = typed(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
+        return [value_row(time, name, tags, part.sum)]
+    count, kind = typed_value(part.count_float if part.WhichOneof("count") == "count_float" else part.count_int)
     if isinstance(count, float):
         check_finite([count])
     about: dict[str, Any] = {"count": count, "sum": total, "schema": part.schema, "zero_threshold": part.zero_threshold}
     about |= {
-        "reset_hint": named(part.ResetHint, part.reset_hint),
+        "reset_hint": enum_name(part.ResetHint, part.reset_hint),
         "start": nanoseconds(part.start_timestamp or created),
     }
-    about["buckets"] = buckets(part)
+    about["buckets"] = native_buckets(part)
     rows = [Metric(time=time, name=name, tags=tags, field="count", value=count, type=kind)]
     if isinstance(total, float):
         rows.append(Metric(time=time, name=name, tags=tags, field="sum", value=total, type="float"))
-    return [*rows, text(time, name, tags, "histogram", about)]
+    return [*rows, text_row(time, name, tags, "histogram", about)]
 
 
-def buckets(part: Any) -> list[list[float | None]]:
+def native_buckets(part: Any) -> list[list[float | None]]:
     """The populated buckets, from the lowest: lower bound, upper bound, count. None: infinite. Raises: Invalid."""
     schema, custom = part.schema, part.custom_values
-    below = counted(part.negative_spans, part.negative_deltas, part.negative_counts)
-    above = counted(part.positive_spans, part.positive_deltas, part.positive_counts)
+    below = counted_buckets(part.negative_spans, part.negative_deltas, part.negative_counts)
+    above = counted_buckets(part.positive_spans, part.positive_deltas, part.positive_counts)
     check_finite([part.zero_threshold, *custom])
     if schema == CUSTOM:
         if below or any(not 0 <= index <= len(custom) for index, _ in above):
@@ -266,15 +268,18 @@ def buckets(part: Any) -> list[list[float | None]]:
         return [[bounds[index], bounds[index + 1], count] for index, count in above]
     if schema not in EXPONENTIAL:
         raise Invalid(f"histogram: unknown schema {schema}")
-    filled = [[minus(bound(schema, index)), minus(bound(schema, index - 1)), count] for index, count in reversed(below)]
+    filled = [
+        [negated(bucket_bound(schema, index)), negated(bucket_bound(schema, index - 1)), count]
+        for index, count in reversed(below)
+    ]
     zero = part.zero_count_float if part.WhichOneof("zero_count") == "zero_count_float" else part.zero_count_int
     if zero:
         check_finite([zero])
         filled.append([-part.zero_threshold, part.zero_threshold, zero])
-    return filled + [[bound(schema, index - 1), bound(schema, index), count] for index, count in above]
+    return filled + [[bucket_bound(schema, index - 1), bucket_bound(schema, index), count] for index, count in above]
 
 
-def counted(spans: Sequence[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
+def counted_buckets(spans: Sequence[Any], deltas: Iterable[int], counts: Iterable[float]) -> list[tuple[int, float]]:
     """The index and the count of each bucket. Raises: Invalid."""
     if len(spans) > MAX_BUCKETS:
         raise Invalid(f"histogram with more than {MAX_BUCKETS} spans")
@@ -295,13 +300,13 @@ def counted(spans: Sequence[Any], deltas: Iterable[int], counts: Iterable[float]
     return filled
 
 
-def bound(schema: int, index: int) -> float | None:
+def bucket_bound(schema: int, index: int) -> float | None:
     """The upper bound of a bucket of an exponential histogram: 2^(index · 2^-schema); None: infinite."""
     exponent = index * 2.0**-schema
     return 2.0**exponent if exponent < 1024 else None
 
 
-def minus(value: float | None) -> float | None:
+def negated(value: float | None) -> float | None:
     return None if value is None else -value
 
 

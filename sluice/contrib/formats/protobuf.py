@@ -13,7 +13,7 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from sluice.contrib.formats.written import Uncounted, long
+from sluice.contrib.formats.remote_write_counts import Uncounted, read_varint
 from sluice.streams.body import BRACKETS, Budget
 from sluice.streams.record import Invalid
 
@@ -43,7 +43,7 @@ def load_messages(name: str) -> SimpleNamespace:
     return SimpleNamespace(**classes, **{key: EnumTypeWrapper(enum) for key, enum in file.enum_types_by_name.items()})
 
 
-def parsed(kind: Any, data: bytes) -> Any:
+def parse_message(kind: Any, data: bytes) -> Any:
     """A message of this class. Raises: Invalid."""
     try:
         return kind.FromString(data)
@@ -51,7 +51,7 @@ def parsed(kind: Any, data: bytes) -> Any:
         raise Invalid(f"not protobuf: {error}") from None
 
 
-def fields(message: bytes, budget: Budget | None = None) -> Iterator[Field]:
+def split_fields(message: bytes, budget: Budget | None = None) -> Iterator[Field]:
     """The fields whose content has a length: messages, strings, packed numbers. Skips all others.
 
     The library decodes a message as a whole, and an empty one of 2 bytes takes 100 bytes of memory. So the
@@ -70,17 +70,17 @@ def fields(message: bytes, budget: Budget | None = None) -> Iterator[Field]:
                 raise Invalid(f"a message with more than {most} fields")
             tag, content = message[at], at + 1
             if tag >= 0x80:
-                tag, content = long(message, content)
+                tag, content = read_varint(message, content)
             kind, end = tag & 7, content
             if kind == LENGTH:
                 length, content = message[content], content + 1
                 if length >= 0x80:
-                    length, content = long(message, content)
+                    length, content = read_varint(message, content)
                 end = content + length
             elif kind == VARINT:
                 end = content + 1
                 if message[content] >= 0x80:
-                    _, end = long(message, end)
+                    _, end = read_varint(message, end)
             elif kind in (FIXED32, FIXED64):
                 end = content + (8 if kind == FIXED64 else 4)
             else:
@@ -96,7 +96,7 @@ def fields(message: bytes, budget: Budget | None = None) -> Iterator[Field]:
         raise Invalid("not protobuf: number too long") from None
 
 
-def wrapped(number: int, content: bytes) -> bytes:
+def encode_field(number: int, content: bytes) -> bytes:
     """A field with this number and content, as it stands in a message."""
     length, written = len(content), bytearray([number << 3 | LENGTH])
     while length >= 0x80:

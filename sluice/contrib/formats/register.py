@@ -57,8 +57,8 @@ FORMATS = (
     Format("metrics", "sluice.contrib.formats.otlp_metrics:decode", {"/v1/metrics": PROTOBUF_OK}, TYPED, json=JSON_OK),
     Format("logs", "sluice.contrib.formats.otlp_logs:decode", {"/v1/logs": PROTOBUF_OK}, TYPED, json=JSON_OK),
     Format("spans", "sluice.contrib.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, TYPED, json=JSON_OK),
-    Format("metrics", "sluice.contrib.formats.telegraf:points", objects=("metrics",)),
-    Format("metrics", "sluice.contrib.formats.telegraf:point", objects=("fields",)),
+    Format("metrics", "sluice.contrib.formats.telegraf:decode_points", objects=("metrics",)),
+    Format("metrics", "sluice.contrib.formats.telegraf:decode_point", objects=("fields",)),
     Format("metrics", "sluice.contrib.formats.zabbix:decode", objects=("itemid",)),
     Format("metrics", "sluice.contrib.formats.opentsdb:decode", {"/api/put": NO_CONTENT}, objects=("metric",)),
     Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, ()),
@@ -104,11 +104,11 @@ FORMATS = (
     ),
     Format("gps", "sluice.contrib.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),
     Format("gps", "sluice.contrib.formats.geojson:decode", objects=("features",)),
-    Format("gps", "sluice.contrib.formats.geojson:feature", objects=("geometry",)),
+    Format("gps", "sluice.contrib.formats.geojson:decode_feature", objects=("geometry",)),
     Format("gps", "sluice.contrib.formats.traccar:forwarded", objects=("position",)),
     Format(
         "gps", "sluice.contrib.formats.traccar:decode", {"/traccar": OK},
-        objects=("location",), form="sluice.contrib.formats.traccar:form", get=True,
+        objects=("location",), form="sluice.contrib.formats.traccar:decode_form", get=True,
     ),
     Format("gps", paths={"/gpslogger": OK}, fields=(), get=True),  # a position without a device has the path's name
     # The parameter `device` has the name of the phone
@@ -124,16 +124,16 @@ CONTRIBUTION = Contribution(
         "gps": "sluice.contrib.formats.position:GPS",
     },
     openers={
-        "X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:opened",
-        "Content-Type: multipart/form-data": "sluice.contrib.formats.multipart:opened",
+        "X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:open_delivery",
+        "Content-Type: multipart/form-data": "sluice.contrib.formats.multipart:open_form",
     },
     keys=("X-Amz-Firehose-Request-Id",),
     repair="sluice.contrib.formats.json_repair:repair_json",
-    codings={"zstd": Coding("sluice.contrib.formats.codings:unzstd", magic=ZSTD)}
-    | dict.fromkeys(SNAPPY, Coding("sluice.contrib.formats.codings:unsnapped")),
+    codings={"zstd": Coding("sluice.contrib.formats.codings:inflate_zstd", magic=ZSTD)}
+    | dict.fromkeys(SNAPPY, Coding("sluice.contrib.formats.codings:inflate_snappy")),
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",
     fields=("ce-time", "WebHook-Request-Origin", "X-Amz-Firehose-Request-Id"),
     probes=PROBES,
-    gateway="sluice.contrib.formats.own_answers:extend",
-    nginx="sluice.contrib.formats.nginx:files",
+    gateway="sluice.contrib.formats.format_answers:add_answers",
+    nginx="sluice.contrib.formats.nginx:format_files",
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.contrib.formats.objects import decoder
+from sluice.contrib.formats.json_objects import object_decoder
 from sluice.streams.record import Invalid, Log
 
 # The types of reports that are in a member of a name, and of those that have such a member
@@ -18,7 +18,7 @@ WRAPPED = {"csp-report": "csp-violation", "expect-ct-report": "expect-ct", "expe
 BARE = {"known-pins": "hpkp", "policies": "tlsrpt"}
 
 
-def report(sent: dict[str, Any]) -> Log:
+def build_report(sent: dict[str, Any]) -> Log:
     """The row of a report. Raises: Invalid."""
     for name, wrapped in WRAPPED.items():
         if isinstance(about := sent.pop(name, None), dict):
@@ -29,4 +29,4 @@ def report(sent: dict[str, Any]) -> Log:
     return Log(message=kind, attributes={name: value for name, value in sent.items() if value is not None})
 
 
-decode = decoder(report)
+decode = object_decoder(build_report)

@@ -12,4 +12,4 @@ class Unbounded(JsonDecoder):
     bounded = False  # as attributes of logs
 
 
-SPANS = Stream("spans", Span, Unbounded(*custom.wire(Span), formats_of("spans")).fast_path(), content=True)
+SPANS = Stream("spans", Span, Unbounded(*custom.wire_of(Span), formats_of("spans")).fast_path(), content=True)

@@ -9,9 +9,9 @@ import msgspec
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
-from sluice.streams.lenient import reader, text, texts
+from sluice.streams.lenient_json import struct_reader, text_or_json, text_values
 from sluice.streams.message import Message
-from sluice.streams.metrics import Value, typed
+from sluice.streams.metrics import Value, typed_value
 from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import Time, nanoseconds_of
 
@@ -33,9 +33,9 @@ class LoosePoint(Point):
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
-read_points = bodies.array_in("metrics")
+read_points = bodies.array_reader("metrics")
 read_strict = msgspec.json.Decoder(Point).decode
-read_loose = reader(LoosePoint)
+read_loose = struct_reader(LoosePoint)
 read_value = msgspec.json.Decoder(Value | None).decode
 
 
@@ -50,22 +50,22 @@ def read_point(part: bytes, budget: Budget) -> Point:
         try:
             values[name] = read_value(sent)
         except msgspec.DecodeError:
-            values[name] = text(sent)
-    return Point(values, point.name, point.measurement, texts(point.tags), point.time, point.ts, point.timestamp)
+            values[name] = text_or_json(sent)
+    return Point(values, point.name, point.measurement, text_values(point.tags), point.time, point.ts, point.timestamp)
 
 
-def points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+def decode_points(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The fields of several points. Each invalid point is one reject. Raises: Invalid."""
     return decode_parts(
-        bodies.elements(read_points(part), budget),
-        lambda part: point(part, message, budget),
+        bodies.split_elements(read_points(part), budget),
+        lambda part: decode_point(part, message, budget),
         budget,
         b'{"metrics":[',
         b"]}",
     )
 
 
-def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
+def decode_point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
     """The fields of a point. An invalid field makes the point invalid. Raises: Invalid, msgspec's errors."""
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
@@ -80,7 +80,7 @@ def point(part: bytes, message: Message | None, budget: Budget) -> list[Metric]:
         if not key:
             raise Invalid("field without a name")
         if value is not None:
-            stored, kind = typed(value)
+            stored, kind = typed_value(value)
             metrics.append(Metric(time=time, name=name, tags=tags, field=key, value=stored, type=kind))
     if not metrics:
         if point.fields:

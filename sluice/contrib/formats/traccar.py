@@ -11,11 +11,11 @@ from contextlib import suppress
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.contrib.formats.position import KNOT, PATH, Number, from_object, position, sender
+from sluice.contrib.formats.position import KNOT, PATH, Number, build_position, device_of, from_object
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.lenient import reader
+from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
@@ -61,7 +61,7 @@ class Attributes(msgspec.Struct):
 
 
 class Position(msgspec.Struct):
-    """Knots, percent. The order is that of `position`."""
+    """Knots, percent. The order is that of `build_position`."""
 
     latitude: Number = None
     longitude: Number = None
@@ -82,40 +82,40 @@ class Forward(msgspec.Struct):
     device: Device
 
 
-read = reader(Request)
+read = struct_reader(Request)
 read_batch = msgspec.json.Decoder(Batch).decode
-read_forward = reader(Forward)
+read_forward = struct_reader(Forward)
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
     """The positions of a request of Traccar Client 9, or of its library. Raises: Invalid, msgspec's errors."""
     batch = read_batch(part)
     if not bytes(batch.location).startswith(b"["):
-        return (located(part, message, budget),)
+        return (decode_location(part, message, budget),)
     with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
-        return (from_object(part, lambda: sender(message, budget, "traccar")),)
+        return (from_object(part, lambda: device_of(message, budget, "traccar")),)
     head = b'{"device_id":%b,"location":' % bytes(batch.device_id)
 
     def one(element: bytes) -> tuple[Gps]:
         budget.charge(len(head))
-        return (located(head + element + b"}", message, budget),)
+        return (decode_location(head + element + b"}", message, budget),)
 
-    return decode_parts(bodies.elements(bytes(batch.location), budget), one, budget, head + b"[", b"]}")
+    return decode_parts(bodies.split_elements(bytes(batch.location), budget), one, budget, head + b"[", b"]}")
 
 
-def located(part: bytes, message: Message | None, budget: Budget) -> Gps:
+def decode_location(part: bytes, message: Message | None, budget: Budget) -> Gps:
     """The position of a request with one location. Raises: Invalid, msgspec's errors."""
     try:
         request = read(part, budget)
     except (Invalid, msgspec.MsgspecError):
         budget.left -= ATTEMPT_COST
         with suppress(Invalid, msgspec.MsgspecError):  # of another app
-            return from_object(part, lambda: sender(message, budget, "traccar"))
+            return from_object(part, lambda: device_of(message, budget, "traccar"))
         raise
     location = request.location
     lat, lon, *values = *astuple(location.coords), location.battery.level if location.battery else None
-    device = request.device_id or sender(message, budget, "traccar")
-    return position(device, lat, lon, location.timestamp, *values, battery_unit=100)
+    device = request.device_id or device_of(message, budget, "traccar")
+    return build_position(device, lat, lon, location.timestamp, *values, battery_unit=100)
 
 
 def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
@@ -124,18 +124,18 @@ def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps
         sent = read_forward(part, budget)
     except (Invalid, msgspec.MsgspecError):
         with suppress(Invalid, msgspec.MsgspecError):
-            return (from_object(part, lambda: sender(message, budget, PATH)),)
+            return (from_object(part, lambda: device_of(message, budget, PATH)),)
         raise
     *values, attributes = astuple(sent.position)
     values.append(attributes.batteryLevel if attributes else None)
-    return (position(sent.device.uniqueId, *values, speed_unit=KNOT),)
+    return (build_position(sent.device.uniqueId, *values, speed_unit=KNOT),)
 
 
 # What clients of the protocol send beside its device (traccar.org/osmand): any other form may have an `id`
 MARKS = frozenset(("timestamp", "batt", "hdop", "location", "cell", "wifi", "valid", "charge", "driverUniqueId"))
 
 
-def form(fields: dict[str, str]) -> Gps | None:
+def decode_form(fields: dict[str, str]) -> Gps | None:
     """The position of a form whose device is `deviceid`, or `id` beside one of MARKS.
 
     The speed is in knots; `location` may replace lat and lon. A tracker without a fix sends the cells or networks that
@@ -150,7 +150,7 @@ def form(fields: dict[str, str]) -> Gps | None:
             raise Invalid("missing: longitude")
     if lat is None and lon is None and ("cell" in fields or "wifi" in fields):
         raise Empty("unlocated")
-    return position(
+    return build_position(
         fields.get("id") or fields.get("deviceid") or "",
         lat,
         lon,

@@ -12,7 +12,7 @@ import msgspec
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text
 from sluice.streams.message import Message
-from sluice.streams.metrics import typed
+from sluice.streams.metrics import typed_value
 from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import SECOND, nanoseconds_of
 
@@ -41,6 +41,6 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Result
     at = nanoseconds_of(time) if isinstance(time, int | str) else None
     if at is not None and isinstance(rest, int) and 0 <= rest < SECOND:
         at += rest
-    stored, kind = typed(value)
+    stored, kind = typed_value(value)
     metric = Metric(time=at, name=name, tags=tags, field="value", value=stored, type=kind)
     return (check_text(metric) if NUL in part else metric,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.contrib.formats.objects import decoder
+from sluice.contrib.formats.json_objects import object_decoder
 from sluice.streams.record import INT64, Invalid, Span
 
 MICROSECOND = 1_000
@@ -76,4 +76,4 @@ def text(sent: object) -> str | None:
     return sent if isinstance(sent, str) and sent else None
 
 
-decode = decoder(span)
+decode = object_decoder(span)

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sluice.base.override import override
-from sluice.base.times import instant, second
-from sluice.contrib.destinations.destination import Destination, InMemory, Object, Rejected, Rows, alone
+from sluice.base.times import iso_instant, iso_second
+from sluice.contrib.destinations.destination import Destination, InMemory, Object, Rejected, Rows, single_body
 from sluice.contrib.forward.target import Target
 from sluice.store.store import Store
 from sluice.store.types import FarRow, Origin
@@ -157,7 +157,11 @@ class Forward(Destination):
             when = received * 1000 if record.time is None else record.time
             own = encode(record)
             fields = own[own.index(b",") : -1]  # without `time`, which is the first one, and a number or null
-            times = instant(received).encode(), second(when // 1_000_000_000).encode(), when // self.unit % within
+            times = (
+                iso_instant(received).encode(),
+                iso_second(when // 1_000_000_000).encode(),
+                when // self.unit % within,
+            )
             yield form % (*times, fields, seq, encode(rows.senders.get(seq, "")))
 
     @override
@@ -185,7 +189,7 @@ class Forward(Destination):
         """What dead letters of these rows are made of."""
         for entry in entries:
             row = msgspec.json.decode(entry.value)
-            body = item_of(row) if entry.is_request else alone(self.stream, self.named(row))
+            body = item_of(row) if entry.is_request else single_body(self.stream, self.named(row))
             yield entry.batch, entry.seq, entry.received, body
 
     def named(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from sluice.contrib.forward.destination import ENDED, Entry, Forward, Place, pla
 from sluice.contrib.forward.order import Order
 from sluice.contrib.forward.request import Requests
 from sluice.contrib.forward.schedule import Row, Schedule
-from sluice.store.decoding import trace
-from sluice.store.registry import check_store, open_elsewhere, open_store
+from sluice.store.decoding import trace_of
+from sluice.store.registry import check_store, open_destinations, open_store
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
 from sluice.streams.built_in import load_streams
@@ -96,7 +96,7 @@ class Line:
             except (OSError, ValueError) as error:  # of the file with the secrets
                 answer = Answer(0, f"the secret cannot be read: {getattr(error, 'strerror', '') or error}")
             except Exception as error:
-                log.error("%s: unexpected error; will retry\n%s", self.name, trace(error))
+                log.error("%s: unexpected error; will retry\n%s", self.name, trace_of(error))
                 answer = Answer(0, f"unexpected error: {type(error).__name__}")
             self.results.put((self, row, answer))
 
@@ -248,7 +248,7 @@ class Forwarder:
                 self.turn()
                 self.log_change("")
             except Exception as error:
-                self.log_change(str(error) if isinstance(error, Unavailable) else f"an error: {trace(error)}")
+                self.log_change(str(error) if isinstance(error, Unavailable) else f"an error: {trace_of(error)}")
                 time.sleep(BACKOFF_SECONDS)
         with contextlib.suppress(Unavailable):
             self.write(force=True)
@@ -314,15 +314,15 @@ def alone(home: Path) -> Iterator[None]:
 def main() -> None:
     os.umask(0o077)
     with settings.exit_if_invalid():
-        s = settings.load()
+        s = settings.load_settings()
         daemon.start_logging(s.log)
         streams = load_streams(s)
         check_store(s.store)
-        elsewhere = open_elsewhere(s, streams)
-    found = elsewhere.destinations.values() if isinstance(elsewhere, Outbox) else ()
+        row_destinations = open_destinations(s, streams)
+    found = row_destinations.destinations.values() if isinstance(row_destinations, Outbox) else ()
     destinations = [destination for destination in found if isinstance(destination, Forward)]
     forwarder = Forwarder(lambda: open_store(s.store, streams, make=False), destinations)
-    daemon.notify("READY=1")
+    daemon.notify_systemd("READY=1")
     with alone(s.home):
         daemon.stop_on_signal(forwarder)
         forwarder.run()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from sluice import settings
 from sluice.http.routes import JSON, OK, Reply, reply
-from sluice.parsers import size as parse_size
+from sluice.parsers import size_parser as parse_size
 from sluice.settings import SettingError, Settings
 
 OTHERS = "*"  # the name of the line for names without one
@@ -95,7 +95,7 @@ def load(s: Settings) -> Hooks:
 
 def read(file: Path, s: Settings) -> Hooks:
     named: dict[str, Hook] = {}
-    for number, line in enumerate(settings.secret("INGEST_HOOKS", file).splitlines(), 1):
+    for number, line in enumerate(settings.read_secret("INGEST_HOOKS", file).splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

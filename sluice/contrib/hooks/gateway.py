@@ -15,14 +15,17 @@ from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.contrib.hooks.register import PATH
 from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import NOT_FOUND, Rejected, too_large
-from sluice.http.request import BODY_ONLY, KeyedHead, examine, read_body, real_path, without_slashes
+from sluice.http.request import BODY_ONLY, KeyedHead, needs_head, read_body, real_path, without_slashes
 from sluice.http.routes import OK, Reply, Route, reply
 from sluice.settings import Settings
 
 MOST_HEADS = 1024  # that are kept, and names of fields
 SENDER = b"Sluice-Sender"  # nginx sets it
 METHODS = ("Allow", "GET, HEAD, OPTIONS, POST, PUT")
-NAMES = "HTTP_CONTENT_ENCODING", "CONTENT_TYPE"  # what `examine` looks at, but for keys: a hook's are no field's alone
+NAMES = (
+    "HTTP_CONTENT_ENCODING",
+    "CONTENT_TYPE",
+)  # what `needs_head` looks at, but for keys: a hook's are no field's alone
 PROBED = reply("200 OK", b"", "application/json", METHODS)
 
 fastly_services: list[str] = []  # of Fastly that may send here; none: its challenge is not answered
@@ -86,7 +89,7 @@ class HookReader:
             if len(body) > most:
                 raise Rejected(too_large(most))
         else:
-            examine({name: environ[name] for name in NAMES if name in environ}, True)
+            needs_head({name: environ[name] for name in NAMES if name in environ}, True)
             body = read_body(environ, most)
         query = environ.get("QUERY_STRING", "")
         if not body or query or HOOK_SECRET in environ:
@@ -159,11 +162,12 @@ def lines_of(environ: dict[str, Any]) -> list[bytes]:
 
 def check_signature(hook: Hook, environ: dict[str, Any], body: bytes) -> None:
     """Raises: Rejected if the request has no valid signature."""
-    from sluice.contrib.access.signature import Request, Wrong, check, target_of, unauthorized
-    from sluice.http.request import variable
+    from sluice.contrib.access.signature import Request, Wrong, target_of, unauthorized
+    from sluice.contrib.access.signature import check_signature as check
+    from sluice.http.request import environ_name
 
     def get(name: str) -> str:
-        return str(environ.get(variable(name), ""))
+        return str(environ.get(environ_name(name), ""))
 
     try:
         check(hook.scheme, hook.keys, Request(get, body, target_of(environ), hook.url), time.time())

@@ -28,8 +28,8 @@ from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.http.request import FORM, idempotency_key
 from sluice.streams import body as bodies
 from sluice.streams.decoder import one_line
-from sluice.streams.encoding import inflated
-from sluice.streams.message import Message, parse
+from sluice.streams.encoding import inflate_body
+from sluice.streams.message import Message, parse_message
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.times import nanoseconds_of
@@ -130,12 +130,12 @@ class Hook(Record, kw_only=True, gc=False):
 def decode(item: bytes, limits: Limits) -> Decoded:
     """The row of a request. Never raises."""
     try:
-        message = parse(item)
+        message = parse_message(item)
         if message is None:
             raise Invalid("there is no head; the path names the hook")
         return Decoded((hook_of(message, limits),))
     except Exception as error:
-        return Decoded((), (Reject(item, one_line(bodies.reason(error)), True),))
+        return Decoded((), (Reject(item, one_line(bodies.reject_reason(error)), True),))
 
 
 def hook_of(message: Message, limits: Limits) -> Hook:
@@ -146,7 +146,7 @@ def hook_of(message: Message, limits: Limits) -> Hook:
     head = head_of(message.fields)
     body = message.body
     if encoding := head.pop("content-encoding", ""):
-        body = inflated(body, encoding, max(limits.inflated, MOST_INFLATED))
+        body = inflate_body(body, encoding, max(limits.inflated, MOST_INFLATED))
     members = members_of(body, message, limits)
     query = without_secrets(message.query.decode("latin-1"))
     text = text_of(body)
@@ -201,9 +201,9 @@ def members_of(body: bytes, message: Message, limits: Limits) -> Mapping[str, An
         if kind.startswith("multipart/form-data"):
             from sluice.contrib.formats import multipart  # without that folder, such a form has no members
 
-            fields: Mapping[str, str] = multipart.split(body, multipart.boundary_of(message), limits).fields
+            fields: Mapping[str, str] = multipart.split_parts(body, multipart.boundary_of(message), limits).fields
         elif kind.startswith(FORM) or (not body and message.query):
-            fields = bodies.form(body or message.query, limits)
+            fields = bodies.decode_form(body or message.query, limits)
         else:
             return {}
         return {name: msgspec.json.encode(value) for name, value in fields.items()}
@@ -220,7 +220,7 @@ def read_object(text: bytes) -> dict[str, msgspec.Raw]:
 def only_element(array: bytes, limits: Limits) -> bytes:
     """The element of an array with one; of others b"", as each could have an event of its own."""
     bodies.check_json(array)
-    first, *others = islice(bodies.elements(array, bodies.Budget(limits)), 2)
+    first, *others = islice(bodies.split_elements(array, bodies.Budget(limits)), 2)
     return b"" if others else first
 
 

@@ -11,7 +11,9 @@ FASTLY = "/.well-known/fastly/logging/challenge"
 
 CONTRIBUTION = Contribution(
     page="HOOKS.md",
-    settings={"hooks": Setting(parsers.file, "", "file with what is said of webhooks: signatures, sizes, answers")},
+    settings={
+        "hooks": Setting(parsers.parse_file, "", "file with what is said of webhooks: signatures, sizes, answers")
+    },
     streams={"hooks": "sluice.contrib.hooks.hook:HOOKS"},
     routes={PATH: Route("hooks", OK, keep_head=True, batch=True, get=True, methods=("PUT",))},
     probes={FASTLY: Entry("sluice.contrib.hooks.gateway:answer_fastly")},

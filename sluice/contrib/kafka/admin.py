@@ -103,7 +103,7 @@ def read_properties(file: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[None]:
+def ask_errors() -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
@@ -112,7 +112,7 @@ def asking() -> Iterator[None]:
         raise KafkaUnavailable(f"no answer within {TIMEOUT_SECONDS:g} s") from error
 
 
-def code(error: KafkaUnavailable) -> int | None:
+def error_code(error: KafkaUnavailable) -> int | None:
     cause = error.__cause__
     if isinstance(cause, TimeoutError):
         return KafkaError._TIMED_OUT
@@ -163,13 +163,13 @@ class Begun(NamedTuple):
 NOTE = re.compile(r"(\S*) (\d+) (\d+) (\d+)")
 
 
-def note(epoch: str, offset: int, begun: Begun) -> str:
+def offset_note(epoch: str, offset: int, begun: Begun) -> str:
     """The metadata of a group's offset. epoch: of the record before it."""
     return epoch if offset >= begun.end else f"{epoch} {begun.deliveries} {begun.end} {begun.attempts}"
 
 
 def read_note(metadata: str | None, offset: int) -> tuple[str, Begun]:
-    """What `note` was given."""
+    """What `offset_note` was given."""
     if found := NOTE.fullmatch(metadata or ""):
         return found[1], Begun(int(found[2]), int(found[3]), int(found[4]), offset)
     return metadata or "", Begun()
@@ -190,7 +190,7 @@ class Admin:
 
     def __init__(self, url: str, prefix: str = PREFIX) -> None:
         self.address = Address.of(url, prefix)
-        with asking():
+        with ask_errors():
             self.client = AdminClient(self.address.properties)
         self.groups: dict[str, Consumer] = {}  # they ask for their group's offsets, and join none
 
@@ -198,16 +198,19 @@ class Admin:
         deadline, seconds = time.monotonic() + timeout, FIRST_ASK_SECONDS
         while True:
             try:
-                with asking():
+                with ask_errors():
                     asked = self.client.describe_topics(TopicCollection([name]), request_timeout=seconds)
                     topic = asked[name].result(seconds + 1)
                     break
             except KafkaUnavailable as error:
-                if code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if error_code(error) == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     return None
                 if isinstance(error.__cause__, TimeoutError):  # the client's own threads are late: no time is left
                     raise
-                if code(error) not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT) or time.monotonic() >= deadline:
+                if (
+                    error_code(error) not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
+                    or time.monotonic() >= deadline
+                ):
                     raise
             # It asks one broker, and while that is dead, connects to it thousands of times a second (librdkafka 2.16).
             # Any broker answers this one, and the next attempt goes to the broker that the answer names
@@ -226,10 +229,10 @@ class Admin:
         """The present configuration of a topic; of what nobody may look at, what we would have set."""
         resource = ConfigResource(ResourceType.TOPIC, name)
         try:
-            with asking():
+            with ask_errors():
                 found = self.client.describe_configs([resource], request_timeout=timeout)[resource].result(timeout + 1)
         except KafkaUnavailable as error:
-            if code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            if error_code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return Config()
             raise
         return Config.of(name, {key: entry.value or "" for key, entry in found.items()})
@@ -246,23 +249,23 @@ class Admin:
         return topic
 
     def create(self, name: str, config: Mapping[str, str]) -> None:
-        with asking():
+        with ask_errors():
             brokers = len(self.client.describe_cluster(request_timeout=TIMEOUT_SECONDS).result(RESULT_SECONDS).nodes)
         replicas = self.address.replicas or min(REPLICAS, brokers)
         # with one broker away, others still accept writes: each partition's, or those of partitions without it
         in_sync = str(max(1, replicas - 1, min(2, replicas, brokers - 1)))
         new = NewTopic(name, self.address.partitions, replicas, config={**config, "min.insync.replicas": in_sync})
         try:
-            with asking():
+            with ask_errors():
                 self.client.create_topics([new], request_timeout=TIMEOUT_SECONDS)[name].result(RESULT_SECONDS)
             log.info("made the topic %s: %d partitions, %d replicas", name, self.address.partitions, replicas)
         except KafkaUnavailable as error:
-            if code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
+            if error_code(error) != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
     def positions(self, topic: Topic) -> list[Positions]:
         """What is settled and what is there, by partition. The settled offset is older than the end."""
-        with asking():
+        with ask_errors():
             if topic.name not in self.groups:  # the admin client would crash if the group's coordinator moves meanwhile
                 self.groups[topic.name] = Consumer(self.address.properties | {"group.id": topic.name})
             group = self.groups[topic.name]
@@ -287,7 +290,7 @@ class Admin:
         """Whether each partition has a leader that knows it: of a new one, it learns so a little later."""
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         ends = {TopicPartition(topic.name, number): latest for number in range(len(topic.replicas))}
-        with asking():
+        with ask_errors():
             asked = self.client.list_offsets(ends, request_timeout=TIMEOUT_SECONDS)
             return not any(found.exception(RESULT_SECONDS) for found in asked.values())
 
@@ -298,7 +301,7 @@ class Admin:
         if not settled:
             return
         latest = {TopicPartition(*partition): OffsetSpec.latest() for partition in settled}  # type: ignore[no-untyped-call]
-        with asking():
+        with ask_errors():
             asked = self.client.list_offsets(latest, request_timeout=TIMEOUT_SECONDS)
             known = {at: found.result() for at, found in asked.items() if not found.exception(RESULT_SECONDS)}
         topics = {name: self.describe(name) for name in {name for name, _ in settled}}
@@ -307,12 +310,12 @@ class Admin:
             last, topic = settled[at.topic, at.partition], topics[at.topic]
             if topic and topic.epoch(at.partition, found.leader_epoch) == last.epoch:
                 same.append(TopicPartition(at.topic, at.partition, last.offset + 1))
-        with asking():
+        with ask_errors():
             for future in self.client.delete_records(same, request_timeout=TIMEOUT_SECONDS).values() if same else ():
                 future.result(RESULT_SECONDS)
 
     def streams(self, timeout: float = TIMEOUT_SECONDS) -> set[str]:
-        with asking():
+        with ask_errors():
             names = self.client.list_topics(timeout=timeout).topics
         prefix = self.address.topic("")
         return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}

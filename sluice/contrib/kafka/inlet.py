@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from sluice.base.override import override
-from sluice.contrib.kafka.admin import Admin, asking, code
+from sluice.contrib.kafka.admin import Admin, ask_errors, error_code
 from sluice.contrib.kafka.backlog import Backlog
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool import inlet
@@ -121,7 +121,7 @@ class Sender:
         self.warm = time.monotonic() + WARM_UP_SECONDS
         # a method of this object would make a cycle, and the client's threads would go on until it is collected
         calls = {"on_delivery": partial(note_failure, self.refused), "error_cb": partial(note_loss, lost)}
-        with asking():
+        with ask_errors():
             self.producer = Producer(properties | {"batch.size": batch} | PRODUCER | calls)
 
     def produce(self, group: Commit, parts: list[StreamItems], now: float) -> None:
@@ -313,7 +313,7 @@ class Inlet(inlet.Inlet):
             try:
                 backlog = self.backlogs.get(stream) or self.open_backlog(stream)
             except KafkaUnavailable as away:
-                reason, cause = self.told(code(away), away.reason)
+                reason, cause = self.told(error_code(away), away.reason)
                 self.refuse(group, stream, Refusal(reason, 1), cause=cause)
                 continue
             if backlog.excess():
@@ -448,5 +448,5 @@ class Inlet(inlet.Inlet):
                 if not self.answered:
                     self.look_at_topics(admin)
             except KafkaUnavailable as error:
-                return self.told(code(error), error.reason)[0]
+                return self.told(error_code(error), error.reason)[0]
             return self.reason if time.monotonic() < self.answered + TIMEOUT_SECONDS else self.down

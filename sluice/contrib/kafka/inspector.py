@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from sluice.base.override import override
-from sluice.contrib.kafka.admin import Admin, Positions, Topic, asking
+from sluice.contrib.kafka.admin import Admin, Positions, Topic, ask_errors
 from sluice.spool import inspector
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
@@ -27,7 +27,7 @@ REFUSED = {
 READER = {"group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
 
 
-def seen(message: Message) -> Seen:
+def seen_record(message: Message) -> Seen:
     """A record whose number is PARTITION:NUMBER."""
     return f"{message.partition()}:{(message.offset() or 0) + 1}", "ready", message.value() or b""
 
@@ -118,7 +118,7 @@ class Inspector(inspector.Inspector):
         left = {number: min(limit, at.end - at.first) for number, at in enumerate(positions) if at.end > at.first}
         if not left:
             return
-        with asking():
+        with ask_errors():
             self.reader = self.reader or Consumer(self.admin.address.properties | READER)
             self.reader.assign([TopicPartition(topic.name, number, positions[number].first) for number in left])
             deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -140,7 +140,7 @@ class Inspector(inspector.Inspector):
         if topic and limit > 0:
             positions = [at._replace(first=min(max(at.first, first - 1), at.end)) for at in self.admin.positions(topic)]
             messages = sorted(self.read(topic, positions, limit), key=lambda message: message.timestamp()[1])
-            yield from map(seen, messages[:limit])
+            yield from map(seen_record, messages[:limit])
 
     @override
     def claimed(self, stream: str, seq: str | None = None) -> Iterator[tuple[Claim, int, bytes]]:
@@ -169,12 +169,12 @@ class Inspector(inspector.Inspector):
         ends = [TopicPartition(topic.name, number, at.end) for number, at in enumerate(self.admin.positions(topic))]
 
         def bodies() -> Iterator[Seen | int]:
-            with asking():
+            with ask_errors():
                 reader = Consumer(self.admin.address.properties | READER)
                 reader.assign(ends)
                 while True:
                     message = reader.poll(1.0)
                     if message and not message.error():
-                        yield seen(message)
+                        yield seen_record(message)
 
         return ", ".join(f"{end.partition}:{end.offset + 1}" for end in ends), bodies()

@@ -27,7 +27,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from sluice.base.background import background
 from sluice.base.override import override
-from sluice.contrib.kafka.admin import Admin, Begun, Place, asking, log, note, read_note
+from sluice.contrib.kafka.admin import Admin, Begun, Place, ask_errors, log, offset_note, read_note
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool import outlet
 from sluice.spool.claim import Claim
@@ -84,7 +84,7 @@ class Source:
         self.look_at_config()
         self.pending = Future[Any]()  # the last commit that was waited for
         self.pending.set_result(None)
-        with asking():
+        with ask_errors():
             config = {"group.id": self.topic.name, "error_cb": self.note_error, "on_commit": self.committed, **CONSUMER}
             self.consumer = Consumer(admin.address.properties | config)
             self.consumer.subscribe(
@@ -146,7 +146,7 @@ class Source:
 
     def offset(self, number: int, offset: int, epoch: str, begun: Begun | None = None) -> TopicPartition:
         """An offset as it is committed. epoch: of the record before it."""
-        metadata = note(epoch, offset, begun or self.begun.get(number, Begun()))
+        metadata = offset_note(epoch, offset, begun or self.begun.get(number, Begun()))
         return TopicPartition(self.topic.name, number, offset, metadata)
 
     def count(self, number: int, first: int, last: int, epoch: str) -> None:
@@ -177,7 +177,7 @@ class Source:
             self.commit_now(at)
         self.begun[number] = begun
         if change < 0:
-            with asking():
+            with ask_errors():
                 self.consumer.commit(offsets=[at])
         return begun.attempts
 
@@ -189,7 +189,7 @@ class Source:
         if not self.pending.done():
             raise KafkaUnavailable("the commit before has no answer yet")
         self.pending = background(partial(self.consumer.commit, offsets=[at], asynchronous=False))
-        with asking():
+        with ask_errors():
             if error := self.pending.result(TIMEOUT_SECONDS)[0].error:
                 raise KafkaException(error)
 
@@ -211,7 +211,7 @@ class Source:
         self.poll_at = time.monotonic() + POLL_SECONDS
         if self.uncommitted and time.monotonic() >= self.commit_at:
             self.commit()
-        with asking():
+        with ask_errors():
             for message in self.consumer.consume(records, 0):
                 error, partition = message.error(), message.partition()
                 if not error:

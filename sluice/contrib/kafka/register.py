@@ -12,7 +12,7 @@ URL = rf"kafka://(?:{LOGIN})?{HOST}(?:,{HOST})*(?:/[\w.-]{{1,100}})?(?:\?{QUERY}
 FORM = "kafka://HOST:PORT,HOST:PORT"
 
 
-def settle(values: dict[str, Any]) -> None:
+def check_settings(values: dict[str, Any]) -> None:
     """Raises: SettingError for settings that Kafka in the list's place excludes."""
     from sluice.settings import SettingError  # which imports the registers
 
@@ -26,7 +26,7 @@ def settle(values: dict[str, Any]) -> None:
 
 CONTRIBUTION = Contribution(
     page="protocol/spool.md",
-    settle="sluice.contrib.kafka.register:settle",
+    settle="sluice.contrib.kafka.register:check_settings",
     spools={
         "kafka": Spool(
             "sluice.contrib.kafka", "kafka", URL, f"{FORM}, or kafka://…?partitions=N&replicas=N&properties=/PATH",

@@ -22,12 +22,20 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.base.override import override
-from sluice.base.times import instant, microseconds, second
-from sluice.contrib.destinations.destination import Carried, InMemory, Rejected, Rows, Unwritable, alone, writer_of
-from sluice.contrib.kafka.admin import MAX_RECORD_BYTES, Admin, asking, code
+from sluice.base.times import iso_instant, iso_second, microseconds
+from sluice.contrib.destinations.destination import (
+    Carried,
+    InMemory,
+    Rejected,
+    Rows,
+    Unwritable,
+    single_body,
+    writer_of,
+)
+from sluice.contrib.kafka.admin import MAX_RECORD_BYTES, Admin, ask_errors, error_code
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.store.bounds import GROUP_RECORDS
+from sluice.store.transaction_limits import GROUP_RECORDS
 from sluice.store.types import FarRow
 from sluice.streams.registry import Stream
 from sluice.streams.schema import plain_records
@@ -82,17 +90,17 @@ class Transaction(InMemory[list[Pair]]):
         assert self.writer
         super().add(batch, rows)
         try:
-            with writing():
-                enqueue(self.writer.producer, self.topics.name, self.groups[-1])
+            with write_errors():
+                enqueue_records(self.writer.producer, self.topics.name, self.groups[-1])
         except Rejected:
             # a transaction has no way to take records back, so those that stay are sent again in another
             self.groups.pop()
             self.row_groups -= 1
-            with writing():
+            with write_errors():
                 self.abort()
                 self.marked = self.topics.begin(self.writer, self.name)
                 for pairs in self.groups:
-                    enqueue(self.writer.producer, self.topics.name, pairs)
+                    enqueue_records(self.writer.producer, self.topics.name, pairs)
             raise
 
     def abort(self) -> None:
@@ -123,7 +131,7 @@ class Topics(Carried[list[Pair]]):
 
     @override
     def open(self, received: int) -> Transaction:
-        with writing():
+        with write_errors():
             writer, self.idle = self.idle or self.connect(self.writer), None
             self.opened = Transaction(self.next_name(), self, writer)
         return self.opened
@@ -132,18 +140,18 @@ class Topics(Carried[list[Pair]]):
     def send(self, name: str, carried: bytes) -> None:
         owner, number = writer_of(name)
         opened, self.opened = self.opened, None
-        with writing():
+        with write_errors():
             if opened is not None and opened.name == name and opened.writer is not None:
                 writer, opened.writer = opened.writer, None
-                commit(writer, opened.marked)
+                commit_object(writer, opened.marked)
             else:
                 writer = self.connect(owner)
                 if writer.last < number:
                     marked = self.begin(writer, name)
                     pairs = unpacked(carried)
                     for at in range(0, len(pairs), GROUP_RECORDS):
-                        enqueue(writer.producer, self.name, pairs[at : at + GROUP_RECORDS])
-                    commit(writer, marked)
+                        enqueue_records(writer.producer, self.name, pairs[at : at + GROUP_RECORDS])
+                    commit_object(writer, marked)
             if owner == self.writer:
                 self.idle = writer
 
@@ -161,7 +169,7 @@ class Topics(Carried[list[Pair]]):
     def rows(self, pairs: list[Pair]) -> Iterator[FarRow]:
         for _, value in pairs:
             row = msgspec.json.decode(value)
-            yield row["batch"], row["seq"], microseconds(row["received_at"]), alone(self.stream, row)
+            yield row["batch"], row["seq"], microseconds(row["received_at"]), single_body(self.stream, row)
 
     def begin(self, writer: Writer, name: str) -> Future[None]:
         """Begin the transaction of an object, and send its number while the caller produces its records.
@@ -181,10 +189,10 @@ class Topics(Carried[list[Pair]]):
             self.admin = admin
         identity = f"{self.name}.{owner}"
         producer = Producer(self.admin.address.properties | PRODUCER | {"transactional.id": identity})
-        settled(partial(producer.init_transactions, START_SECONDS))
+        settled_answer(partial(producer.init_transactions, START_SECONDS))
         with contextlib.closing(Consumer(self.admin.address.properties | {"group.id": identity})) as group:
             mark = [TopicPartition(self.name, 0)]
-            (at,) = settled(partial(group.committed, mark, TIMEOUT_SECONDS))  # below 0 if there is none
+            (at,) = settled_answer(partial(group.committed, mark, TIMEOUT_SECONDS))  # below 0 if there is none
             return Writer(producer, group.consumer_group_metadata(), at.offset)
 
     @override
@@ -210,18 +218,18 @@ class Topics(Carried[list[Pair]]):
         for seq, received, record in zip(rows.seqs, rows.received, records):
             who = rows.senders.get(seq, "")
             if received != last:
-                last, arrived = received, instant(received).encode()
+                last, arrived = received, iso_instant(received).encode()
             when = received * 1000 if record.time is None else record.time
             if when // 1_000_000_000 != moment:
                 moment = when // 1_000_000_000
-                text = second(moment).encode()
+                text = iso_second(moment).encode()
             own = encode(record)
             value = form % (arrived, text, when // unit % within, own[own.index(b",") : -1], seq, who.encode())
             owner = key(record)
             yield None if owner is None else str(owner).encode(), value
 
 
-def settled(ask: Callable[[], T]) -> T:
+def settled_answer(ask: Callable[[], T]) -> T:
     """The answer of a group's broker, once there is one. Raises: KafkaException."""
     deadline = time.monotonic() + START_SECONDS
     while True:
@@ -237,7 +245,7 @@ def unpacked(carried: bytes) -> list[Pair]:
     return [*chain.from_iterable(unpacker.decode(cramjam.zstd.decompress(carried)))]
 
 
-def commit(writer: Writer, marked: Future[None]) -> None:
+def commit_object(writer: Writer, marked: Future[None]) -> None:
     """Commit the transaction of an object. Raises: KafkaException."""
     try:
         marked.result()
@@ -248,7 +256,7 @@ def commit(writer: Writer, marked: Future[None]) -> None:
     writer.producer.commit_transaction(COMMIT_SECONDS)
 
 
-def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
+def enqueue_records(producer: Producer, topic: str, pairs: list[Pair]) -> None:
     """Produce records, when the queue has room for all of them: one that is refused would come behind later ones."""
     deadline = time.monotonic() + COMMIT_SECONDS
     while len(producer) + len(pairs) > QUEUE_RECORDS:
@@ -261,11 +269,11 @@ def enqueue(producer: Producer, topic: str, pairs: list[Pair]) -> None:
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[None]:
+def write_errors() -> Iterator[None]:
     try:
-        with asking():
+        with ask_errors():
             yield
     except (KafkaUnavailable, BufferError) as error:
-        if isinstance(error, KafkaUnavailable) and (number := code(error)) in REFUSED:
+        if isinstance(error, KafkaUnavailable) and (number := error_code(error)) in REFUSED:
             raise Rejected(KafkaError(number).str()) from error  # the text of this one has numbers of its own
         raise Unwritable(f"Kafka: {error.reason if isinstance(error, KafkaUnavailable) else error}") from error

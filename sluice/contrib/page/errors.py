@@ -9,8 +9,8 @@ import argparse
 import json
 from typing import Any
 
-from sluice.base import screen
-from sluice.base.times import instant
+from sluice.base import terminal
+from sluice.base.times import iso_instant
 from sluice.contrib.page.rejections import FILE
 from sluice.settings import Settings
 
@@ -18,7 +18,7 @@ from sluice.settings import Settings
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sender", metavar="TEXT", help="only requests whose sender has this text")
     parser.add_argument(
-        "--limit", metavar="N", type=screen.whole_number, default=20, help="number of requests to show (20)"
+        "--limit", metavar="N", type=terminal.whole_number, default=20, help="number of requests to show (20)"
     )
     parser.add_argument("--json", action="store_true", help="print all of them as JSON")
     parser.epilog = (
@@ -30,15 +30,15 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     try:
         entries: list[dict[str, Any]] = json.loads((s.home / "run" / FILE).read_text())
     except (OSError, ValueError):  # a power failure may cut it off
-        screen.complain(f"there is no complete list of rejected requests in {s.home}: is bin/up running there?")
+        terminal.complain(f"there is no complete list of rejected requests in {s.home}: is bin/up running there?")
         return 1
     found = [entry for entry in entries if (arguments.sender or "") in entry["sender"]]
     if arguments.json:
         print(json.dumps(found, indent=2))
     elif found:
         names = "status", "sender", "path", "reason"
-        rows = ([instant(int(entry["time"] * 1e6)), *(entry[name] for name in names)] for entry in found)
-        print(screen.table(("time", *names), list(rows)[: arguments.limit], left=5))
+        rows = ([iso_instant(int(entry["time"] * 1e6)), *(entry[name] for name in names)] for entry in found)
+        print(terminal.format_table(("time", *names), list(rows)[: arguments.limit], left=5))
     else:
         print("No request was rejected" + (" from there." if arguments.sender else "."))
     return 0

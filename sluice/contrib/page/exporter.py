@@ -15,9 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sluice import settings
-from sluice.account import sums
+from sluice.account import cell_sums
 from sluice.base import daemon
-from sluice.ledger import Histogram, Observer, Reading, waiting
+from sluice.ledger import Histogram, Observer, Reading, waiting_bodies
 
 Family = Union[CounterMetricFamily, GaugeMetricFamily]
 Labels = Sequence[str]
@@ -58,8 +58,8 @@ VIEW_GAUGES = (
 CELL_GAUGES = (
     ("sluice_cell_seen_seconds", "Age of the figures that the cell published last.", lambda cell: cell["seconds"]),
     ("sluice_cell_late", "1 if the cell should have published figures since, else 0.", lambda cell: cell["late"]),
-    ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting),
-    ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda cell: sums([cell])["missing"]),
+    ("sluice_cell_waiting_bodies", "Bodies that were ready or claimed then.", waiting_bodies),
+    ("sluice_cell_missing_bodies", "Bodies that were missing then.", lambda cell: cell_sums([cell])["missing"]),
 )
 OWN_GAUGES = (  # of this cell
     ("sluice_redis_memory_bytes", "Memory that Redis uses.", lambda own: own["memory"] and own["memory"]["used"]),
@@ -80,11 +80,13 @@ HISTOGRAMS = (
 )
 
 
-def text(figures: Reading) -> bytes:
-    return generate_latest(SimpleNamespace(collect=lambda: metrics(figures)))
+def exposition(figures: Reading) -> bytes:
+    return generate_latest(SimpleNamespace(collect=lambda: metric_families(figures)))
 
 
-def family(kind: type[Family], name: str, about: str, labels: str, samples: Iterable[tuple[Labels, Any]]) -> Metric:
+def metric_family(
+    kind: type[Family], name: str, about: str, labels: str, samples: Iterable[tuple[Labels, Any]]
+) -> Metric:
     """A metric family. labels: names, separated by spaces. An unknown figure, None, has no sample."""
     made = kind(name, about, labels=labels.split())
     for values, figure in samples:
@@ -93,7 +95,7 @@ def family(kind: type[Family], name: str, about: str, labels: str, samples: Iter
     return made
 
 
-def metrics(figures: Reading) -> Iterator[Metric]:
+def metric_families(figures: Reading) -> Iterator[Metric]:
     for row in figures["streams"].values():
         if row["ready"] is not None:  # then None means that no body waits
             row["oldest_seconds"] = row["oldest_seconds"] or 0
@@ -103,54 +105,58 @@ def metrics(figures: Reading) -> Iterator[Metric]:
     contributed = figures["contributed"]
     for kind, table in (COUNTER, COUNTERS), (GAUGE, GAUGES):
         for name, about, key in table:
-            yield family(kind, name, about, "stream", [([stream], row[key]) for stream, row in streams.items()])
+            yield metric_family(kind, name, about, "stream", [([stream], row[key]) for stream, row in streams.items()])
     for name, about, key in HISTOGRAMS:
         yield histogram(name, about, {stream: row[key] for stream, row in streams.items()})
     yield histogram("sluice_commit_seconds", "Time of a commit in Redis.", {None: figures["commit"]})
     yield histogram("sluice_commit_bodies", "Bodies per commit.", {None: figures["commit_bodies"]})
-    yield family(
+    yield metric_family(
         COUNTER, "sluice_answers",
         "Answers of the gateway itself; the route is empty for unknown paths, and nginx for those that nginx rejects.",
         "route status", (([row["route"], row["status"]], row["count"]) for row in figures["answered"]),
     )  # fmt: skip
     refused = (([row["stream"], row["reason"]], row["bodies"]) for row in figures["refused"])
-    yield family(COUNTER, "sluice_refused_bodies", "Bodies that got 503.", "stream reason", refused)
+    yield metric_family(COUNTER, "sluice_refused_bodies", "Bodies that got 503.", "stream reason", refused)
     without = (([row["stream"], row["kind"]], row["messages"]) for row in figures["without_rows"])
     about = "Messages that are valid and have nothing to store."
-    yield family(COUNTER, "sluice_messages_without_rows", about, "stream kind", without)
+    yield metric_family(COUNTER, "sluice_messages_without_rows", about, "stream kind", without)
     for name, about, outcome, label in SENDERS:
         by_name = (([row["sender"], of], n) for row in contributed.get("senders", []) for of, n in row[outcome].items())
-        yield family(COUNTER, name, about, f"sender {label}", by_name)
+        yield metric_family(COUNTER, name, about, f"sender {label}", by_name)
     letters: Counter[tuple[str, str]] = Counter()
     for at, reason in enumerate(figures["dead_letters"] or ()):
         labels = reason["stream"], reason["reason"][:REASON_CHARACTERS] if at < LABELLED_REASONS else "others"
         letters[labels] += reason["letters"]
     about = "Dead letters; reasons that differ in what was sent are one, and after 20 reasons: others."
-    yield family(GAUGE, "sluice_dead_letters", about, "stream reason", letters.items())
+    yield metric_family(GAUGE, "sluice_dead_letters", about, "stream reason", letters.items())
     if figures["cells"]:
         for name, about, figure in CELL_GAUGES:
-            yield family(GAUGE, name, about, "cell", (([cell["cell"]], figure(cell)) for cell in figures["cells"]))
+            yield metric_family(
+                GAUGE, name, about, "cell", (([cell["cell"]], figure(cell)) for cell in figures["cells"])
+            )
     if views := contributed.get("views", []):
         yield from view_metrics(views)
     processes = figures["processes"]
     roles = [process["role"] for process in processes or ()]
     counts = (([role], None if processes is None else roles.count(role)) for role in ("gateway", "worker"))
-    yield family(GAUGE, "sluice_processes", "Processes connected to Redis.", "role", counts)
+    yield metric_family(GAUGE, "sluice_processes", "Processes connected to Redis.", "role", counts)
     parts = (["redis"], figures["memory"] is not None), (["database"], figures["ledger_seconds"] is not None)
-    yield family(GAUGE, "sluice_up", "1 if the part answers, else 0.", "part", parts)
+    yield metric_family(GAUGE, "sluice_up", "1 if the part answers, else 0.", "part", parts)
     for name, about, figure in OWN_GAUGES:
-        yield family(GAUGE, name, about, "", [([], figure(figures))])
+        yield metric_family(GAUGE, name, about, "", [([], figure(figures))])
 
 
 def view_metrics(views: list[dict[str, Any]]) -> Iterator[Metric]:
     reads = (([view["path"], status], n) for view in views for status, n in (view["reads"] or {}).items())
-    yield family(COUNTER, "sluice_view_reads", "Answers of the reader.", "view status", reads)
+    yield metric_family(COUNTER, "sluice_view_reads", "Answers of the reader.", "view status", reads)
     refreshes = (([view["path"]], view["refreshes"]) for view in views)
-    yield family(COUNTER, "sluice_view_refreshes", "Counts made for a tally.", "view", refreshes)
+    yield metric_family(COUNTER, "sluice_view_refreshes", "Counts made for a tally.", "view", refreshes)
     served = (([view["path"]], view["state"] == "served") for view in views)
-    yield family(GAUGE, "sluice_view_served", "1 if the view is served and takes new keys, else 0.", "view", served)
+    yield metric_family(
+        GAUGE, "sluice_view_served", "1 if the view is served and takes new keys, else 0.", "view", served
+    )
     for name, about, key in VIEW_GAUGES:
-        yield family(GAUGE, name, about, "view", [([view["path"]], view[key]) for view in views])
+        yield metric_family(GAUGE, name, about, "view", [([view["path"]], view[key]) for view in views])
 
 
 def histogram(name: str, about: str, histograms: dict[Any, Histogram | None]) -> HistogramMetricFamily:
@@ -167,14 +173,14 @@ def histogram(name: str, about: str, histograms: dict[Any, Histogram | None]) ->
 def main() -> None:
     """Answer requests on a Unix socket, one at a time, until a signal ends the process; each takes a reading."""
     with settings.exit_if_invalid():
-        s = settings.load()
+        s = settings.load_settings()
         observer = Observer(s)
 
     class MetricsHandler(BaseHTTPRequestHandler):
         timeout = 10
 
         def do_GET(self) -> None:  # noqa: N802
-            body = text(observer.look())
+            body = exposition(observer.look())
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.send_header("Cache-Control", "no-store")

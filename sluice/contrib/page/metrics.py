@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from sluice.base import screen
-from sluice.contrib.page.exporter import text
+from sluice.base import terminal
+from sluice.contrib.page.exporter import exposition
 from sluice.ledger import Observer
 from sluice.settings import Settings
 
@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     figures = Observer(s).look()
-    print(text(figures).decode(), end="")
+    print(exposition(figures).decode(), end="")
     for line in figures["trouble"]:
-        screen.complain(line)
+        terminal.complain(line)
     return 1 if figures["trouble"] else 0

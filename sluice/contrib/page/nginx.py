@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.parsers import EVERYBODY
-from sluice.run.nginx import HOST_CHECK, PROXY_CHECK, allows, quoted
+from sluice.run.nginx import HOST_CHECK, PROXY_CHECK, allow_lines, quoted_path
 from sluice.settings import Settings
 
 FILES = Path(__file__).with_name("status")
@@ -79,16 +79,16 @@ location /status/ {{
 """
 
 
-def files(s: Settings) -> dict[str, str]:
+def page_files(s: Settings) -> dict[str, str]:
     """The files for nginx."""
     run = s.home / "run"
     check = "" if s.status_allow == EVERYBODY else f"{HOST_CHECK} {PROXY_CHECK}"
-    names = {name: quoted(run / f"{name}.json") for name in ("status", "errors", "rows")}
-    told = quoted(f"syslog:server=unix:{s.rejected},nohostname")
+    names = {name: quoted_path(run / f"{name}.json") for name in ("status", "errors", "rows")}
+    told = quoted_path(f"syslog:server=unix:{s.rejected},nohostname")
     return {
-        "http/page.conf": UPSTREAM.format(socket=quoted(f"unix:{run}/metrics.sock")),
+        "http/page.conf": UPSTREAM.format(socket=quoted_path(f"unix:{run}/metrics.sock")),
         "server/page.conf": LOCATIONS.format(
-            allows=allows(s.status_allow), check=check, files=quoted(f"{FILES}/"), **names
+            allows=allow_lines(s.status_allow), check=check, files=quoted_path(f"{FILES}/"), **names
         ),
         "view/page.conf": '"~^/status" page;\n',
         # what nginx rejects is told to the program `page`, which counts and keeps it

@@ -16,16 +16,16 @@ from statistics import linear_regression, median
 from typing import Any, NoReturn
 
 from sluice import settings
-from sluice.account import STATES, sums
-from sluice.base import daemon, screen
+from sluice.account import STATES, cell_sums
+from sluice.base import daemon, terminal
 from sluice.base.counters import read_rates
-from sluice.base.files import replace
-from sluice.base.times import instant
+from sluice.base.files import replace_file
+from sluice.base.times import iso_instant
 from sluice.contrib.page.rejections import Rejections
-from sluice.dead_letters import HEAD_BYTES, Letters, excerpt
+from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
 from sluice.ledger import COUNTING_SHARE, Observer, Reason
 from sluice.routes import load_routes
-from sluice.run.up import answers
+from sluice.run.up import gateway_answers
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Unavailable
 
@@ -58,16 +58,16 @@ def main() -> NoReturn:
     daemon.exit_on_signal()
     daemon.give_way()  # to gateway and workers
     with settings.exit_if_invalid():
-        s = settings.load()
+        s = settings.load_settings()
         page = Page(s)
         rejections = Rejections(s, READING_SECONDS)
     file = s.home / "run" / FILE
     while True:
         try:
-            replace(file, json.dumps(page.look(), separators=(",", ":")))
+            replace_file(file, json.dumps(page.look(), separators=(",", ":")))
             rejections.write()
         except Exception as error:  # the next reading may succeed
-            screen.complain(f"the status page is not updated: {error}")
+            terminal.complain(f"the status page is not updated: {error}")
         with contextlib.suppress(Exception):  # they are in the next report
             rejections.report()
         time.sleep(READING_SECONDS)
@@ -108,7 +108,7 @@ class Page:
         rows, views, senders = [], [], []
         for name, row in streams.items():
             pairs = zip(before.get(name, [None, None]), bodies[name], strict=True)
-            accepted, taken = (rate(old, new, now - then) for old, new in pairs)
+            accepted, taken = (count_rate(old, new, now - then) for old, new in pairs)
             about = {"stream": name, "paths": self.paths.get(name, [])} | {at: row[at] for at in SHOWN}
             rows.append(about | {"accepted_rate": accepted, "taken_rate": taken})
         for view in contributed.get("views", []):
@@ -117,7 +117,7 @@ class Page:
             views.append(about | {"reads_rate": reads, "hits": hits})
         for row in contributed.get("senders", []):
             name = row["sender"]
-            senders.append(row | {"stored_rate": rate(by_key_then.get(name, 0), by_key[name], now - then)})
+            senders.append(row | {"stored_rate": count_rate(by_key_then.get(name, 0), by_key[name], now - then)})
         self.write_rows(rows)
         memory = reading["memory"]
         self.hour.add(
@@ -128,7 +128,7 @@ class Page:
         )
         # not every second: the gateway counts its responses in Redis
         if self.looks % PROBE_READINGS == 0 or not self.gateway:
-            self.gateway = answers(self.gateway_sockets, "/healthz")
+            self.gateway = gateway_answers(self.gateway_sockets, "/healthz")
         self.looks += 1
         return {
             "time": round(now, 3),
@@ -138,7 +138,7 @@ class Page:
             "hours_left": {name: hours_left(self.hour.rows, *columns) for name, columns in RUNNING_OUT.items()},
             "streams": rows,
             "cells": [
-                {name: cell[name] for name in ("cell", "seconds", "late")} | sums([cell])
+                {name: cell[name] for name in ("cell", "seconds", "late")} | cell_sums([cell])
                 for cell in reading["cells"] or ()
             ],
             "views": views,
@@ -161,7 +161,7 @@ class Page:
                     self.last[name] = last(store, name, counts[1])
                     self.stored[name], changed = counts, True
         if changed or not self.rows_due:
-            replace(self.rows_file, json.dumps(self.last, separators=(",", ":")))
+            replace_file(self.rows_file, json.dumps(self.last, separators=(",", ":")))
         self.rows_due = time.monotonic() + (time.monotonic() - began) / COUNTING_SHARE
 
     def dead(self, counts: list[Reason] | None) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Page:
         store = self.observer.store
         if counts is not None and counts != self.counts and store:
             with contextlib.suppress(Unavailable):  # the next reading reports it
-                self.letters = [shown(letter) for letter in Letters(store).newest(SHOWN_LETTERS)]
+                self.letters = [letter_row(letter) for letter in DeadLetters(store).newest(SHOWN_LETTERS)]
                 self.counts = counts
         known = self.counts or []
         return {"reasons": known[:SHOWN_REASONS], "more": len(known[SHOWN_REASONS:]), "letters": self.letters}
@@ -181,20 +181,24 @@ def last(store: Store[Any], stream: str, dead: int) -> dict[str, Any]:
     letters = store.last_letters(stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
     return {
         "columns": columns,
-        "rows": [[value and screen.cut(screen.shown(value), VALUE_CHARACTERS) for value in row] for row in rows],
+        "rows": [[value and cell_text(value) for value in row] for row in rows],
         "letters": [
             {
-                "time": instant(letter.received), "reason": letter.reason, "bytes": size,
-                "body": excerpt(letter.body, BODY_CHARACTERS),
+                "time": iso_instant(letter.received), "reason": letter.reason, "bytes": size,
+                "body": body_excerpt(letter.body, BODY_CHARACTERS),
             }
             for letter, size in letters
         ],
     }  # fmt: skip
 
 
-def shown(letter: DeadLetter) -> dict[str, Any]:
-    about = {"time": instant(letter.received), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
-    return about | {"bytes": len(letter.body), "excerpt": excerpt(letter.body, EXCERPT_CHARACTERS)}
+def cell_text(value: str) -> str:
+    return terminal.cut_text(terminal.printable(value), VALUE_CHARACTERS)
+
+
+def letter_row(letter: DeadLetter) -> dict[str, Any]:
+    about = {"time": iso_instant(letter.received), "stream": letter.stream, "seq": letter.seq, "reason": letter.reason}
+    return about | {"bytes": len(letter.body), "excerpt": body_excerpt(letter.body, EXCERPT_CHARACTERS)}
 
 
 def turned_away(answered: list[dict[str, Any]], refused: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -223,9 +227,9 @@ class Hour:
 
     def add(self, now: float, rows: list[dict[str, Any]], disk: int | None = None, memory: int | None = None) -> None:
         """Add a reading; every SLOT_SECONDS a row is completed."""
-        accepted = total(rows, lambda row: row["accepted"])
-        waiting = total(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
-        taken = total(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
+        accepted = total_count(rows, lambda row: row["accepted"])
+        waiting = total_count(rows, lambda row: None if row["ready"] is None else row["ready"] + row["claimed"])
+        taken = total_count(rows, lambda row: None if row["ready"] is None else row["accepted"] - row["ready"])
         if waiting is not None:
             self.waiting.append(waiting)
             self.oldest.append(round(max((row["oldest_seconds"] or 0 for row in rows), default=0), 2))
@@ -233,7 +237,7 @@ class Hour:
             self.start = now, accepted, taken
         elapsed = now - self.start[0]
         if elapsed >= SLOT_SECONDS or elapsed < 0:  # the clock may have been set
-            rates = rate(self.start[1], accepted, elapsed), rate(self.start[2], taken, elapsed)
+            rates = count_rate(self.start[1], accepted, elapsed), count_rate(self.start[2], taken, elapsed)
             peak = max(self.waiting, default=None), max(self.oldest, default=None)
             while self.rows and not now - SLOT_SECONDS * SLOTS < self.rows[0][0] <= now:
                 self.rows.popleft()
@@ -254,13 +258,13 @@ def hours_left(rows: Sequence[Row], column: int, least: int, most: int) -> float
     return round(hours, 2) if hours < FORESEEN_HOURS else None
 
 
-def total(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | None]) -> int | None:
+def total_count(rows: list[dict[str, Any]], count: Callable[[dict[str, Any]], int | None]) -> int | None:
     """The sum of a count over all streams; None if a stream's is unknown."""
     counts = [count(row) for row in rows]
     return None if None in counts else sum(filter(None, counts))
 
 
-def rate(before: int | None, after: int | None, seconds: float) -> float | None:
+def count_rate(before: int | None, after: int | None, seconds: float) -> float | None:
     """Increments per second; None if unknown or if the counter went back."""
     if before is None or after is None or seconds <= 0 or after < before:
         return None

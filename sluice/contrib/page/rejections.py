@@ -1,8 +1,8 @@
 """Counts the requests that nginx rejects itself, and keeps the last ones that nginx or the gateway rejected.
 
-Each comes in a datagram (nginx/sluice.conf, sluice/http/tell.py); some are lost when there are too many. `page` writes
-them to a file for `bin/sluice errors` and the status page. A path is made printable before it is kept, and no body,
-query string or key is among what comes.
+Each comes in a datagram (nginx/sluice.conf, sluice/http/notify_page.py); some are lost when there are too many. `page`
+writes them to a file for `bin/sluice errors` and the status page. A path is made printable before it is kept, and no
+body, query string or key is among what comes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections import deque
 from typing import Any
 
 from sluice import registry, settings
-from sluice.base import screen
-from sluice.base.connect import client
+from sluice.base import terminal
+from sluice.base.connect import connect_client
 from sluice.base.counters import Counts
-from sluice.base.files import replace
+from sluice.base.files import replace_file
 from sluice.spool.contract import count_command
 
 FILE = "errors.json"
@@ -48,7 +48,7 @@ REASONS = {
 }
 
 
-def reason(told: dict[str, Any]) -> str:
+def rejection_reason(told: dict[str, Any]) -> str:
     """Why a request was rejected; `told` is its datagram."""
     status = told["status"]
     if "reason" in told:  # by the gateway: one sentence, without what it says to every client
@@ -74,8 +74,8 @@ class Rejections:
     def __init__(self, s: settings.Settings, timeout: float) -> None:
         """timeout: seconds to wait for Redis."""
         self.counts = Counts()
-        self.senders = [make(self.counts) for make in registry.hooks("senders")]
-        self.redis: Any = client(s.figures, timeout)
+        self.senders = [make(self.counts) for make in registry.load_hooks("senders")]
+        self.redis: Any = connect_client(s.figures, timeout)
         self.file = s.home / "run" / FILE
         self.kinds: dict[tuple[int, str], deque[dict[str, Any]]] = {}
         self.lock = threading.Lock()
@@ -93,7 +93,7 @@ class Rejections:
             try:
                 self.add(self.inbox.recv(DATAGRAM))
             except Exception as error:  # one datagram is counted less
-                screen.complain(f"a rejected request is not counted: {error}")
+                terminal.complain(f"a rejected request is not counted: {error}")
 
     def add(self, datagram: bytes) -> None:
         """Count and keep one request. Raises: ValueError if the datagram is malformed."""
@@ -104,10 +104,10 @@ class Rejections:
                 count.rejected(told["status"], told.get("name", ""))
         texts = {
             "path": told["path"],
-            "reason": reason(told),
+            "reason": rejection_reason(told),
             "sender": " ".join(filter(None, (told.get("name"), told["from"]))),
         }
-        entry = {name: screen.shown(text)[:TEXT] for name, text in texts.items()}
+        entry = {name: terminal.printable(text)[:TEXT] for name, text in texts.items()}
         with self.lock:
             self.keep({"time": round(time.time(), 3), "status": int(told["status"])} | entry)
 
@@ -126,7 +126,7 @@ class Rejections:
             entries = [entry for kept in self.kinds.values() for entry in kept]
             self.is_new = False
         newest_first = sorted(entries, key=lambda entry: entry["time"])[::-1]
-        replace(self.file, json.dumps(newest_first, separators=(",", ":")))
+        replace_file(self.file, json.dumps(newest_first, separators=(",", ":")))
 
     def report(self) -> None:
         """Add the counts to those in Redis. Raises: RedisError, OSError."""

@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.base.counters import read_rates
 from sluice.contrib.page import page
 from sluice.ledger import Observer, Reading
@@ -41,16 +41,16 @@ OLD_SECONDS = 60.0  # a greater age is coloured
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--every", metavar="S", type=screen.seconds, default=1.0, help="seconds between two readings (1)"
+        "--every", metavar="S", type=terminal.parse_seconds, default=1.0, help="seconds between two readings (1)"
     )
-    parser.add_argument("--count", metavar="N", type=screen.whole_number, default=0, help="stop after N readings")
+    parser.add_argument("--count", metavar="N", type=terminal.whole_number, default=0, help="stop after N readings")
     parser.epilog = "exit status: 0; 2 if a setting is invalid"
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     dashboard = Dashboard(Observer(s), Console(highlight=False))
     readings = 0
-    with contextlib.suppress(KeyboardInterrupt), display(dashboard.console) as show, keys() as pressed:
+    with contextlib.suppress(KeyboardInterrupt), frame_display(dashboard.console) as show, key_waiter() as pressed:
         while True:
             show(dashboard.frame())
             readings += 1
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
 
 
 @contextlib.contextmanager
-def display(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+def frame_display(console: Console) -> Iterator[Callable[[RenderableType], None]]:
     """A function that shows a frame: on a terminal it replaces the last one, elsewhere it follows it."""
     if not console.is_terminal:
         yield lambda frame: console.print(frame, "")
@@ -70,7 +70,7 @@ def display(console: Console) -> Iterator[Callable[[RenderableType], None]]:
 
 
 @contextlib.contextmanager
-def keys() -> Iterator[Callable[[float], bool | None]]:
+def key_waiter() -> Iterator[Callable[[float], bool | None]]:
     """A function that waits up to a number of seconds; it returns True if q was pressed."""
     if not sys.stdin.isatty():
         yield time.sleep
@@ -123,7 +123,7 @@ class Dashboard:
                 parts.append(f"{role}s {sum(process['role'] == role for process in now['processes'])}")
         if now["memory"]:
             limit = now["memory"]["most"]
-            parts.append(f"Redis {size(now['memory']['used'])}" + (f"/{size(limit)}" if limit else ""))
+            parts.append(f"Redis {format_size(now['memory']['used'])}" + (f"/{format_size(limit)}" if limit else ""))
         then, then_bodies = self.seen[0]["commit"], self.seen[0]["commit_bodies"]
         took, bodies = now["commit"], now["commit_bodies"]
         if then and then_bodies and took and bodies and (commits := took["count"] - then["count"]) > 0:
@@ -145,18 +145,18 @@ class Dashboard:
             chart.append(waits or 0)
             old = row["oldest_seconds"]
             table.add_row(
-                Text(screen.shown(name), "bold"),
+                Text(terminal.printable(name), "bold"),
                 self.rate(name, "accepted"),
                 self.rate(name, "taken"),
-                number(waits),
-                "?" if row["backlog_bytes"] is None else size(row["backlog_bytes"]) if waits else "",
-                Text(drawn(chart, self.ramp), "cyan"),
+                format_number(waits),
+                "?" if row["backlog_bytes"] is None else format_size(row["backlog_bytes"]) if waits else "",
+                Text(draw_bars(chart, self.ramp), "cyan"),
                 Text(
-                    "?" if row["ready"] is None else "" if old is None else screen.ago(old),
+                    "?" if row["ready"] is None else "" if old is None else terminal.format_age(old),
                     "bold yellow" if (old or 0) >= OLD_SECONDS else "",
                 ),
-                Text(number(row["dead"]), "yellow" if row["dead"] else ""),
-                Text(number(row["missing"]), "bold red" if row["missing"] else ""),
+                Text(format_number(row["dead"]), "yellow" if row["dead"] else ""),
+                Text(format_number(row["missing"]), "bold red" if row["missing"] else ""),
             )
         return table
 
@@ -165,7 +165,7 @@ class Dashboard:
         old, new = self.seen[0], self.seen[-1]
         rows: list[Mapping[str, Any]] = [reading["streams"].get(stream) or {} for reading in (old, new)]
         before, after = (row.get(figure) for row in rows)
-        rate = page.rate(before, after, new["time"] - old["time"])
+        rate = page.count_rate(before, after, new["time"] - old["time"])
         if rate is None:
             return "?" if after is None else ""
         return per_second(rate)
@@ -177,8 +177,8 @@ class Dashboard:
         table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
         for worker in workers:
             held = [
-                f"{claim['stream']}: {number(claim['bodies'])} bodies"
-                + (f" for {screen.ago(claim['seconds'])}" if claim["seconds"] else "")
+                f"{claim['stream']}: {format_number(claim['bodies'])} bodies"
+                + (f" for {terminal.format_age(claim['seconds'])}" if claim["seconds"] else "")
                 for claim in worker["claims"]
                 if claim["bodies"]
             ]
@@ -203,10 +203,10 @@ class Dashboard:
                 Text(view["path"], "bold"),
                 Text(view["state"], "" if view["state"] == "served" else "bold yellow"),
                 "" if reads is None else per_second(reads),
-                screen.percent(hits),
-                "" if view["keys"] is None else number(view["keys"]),
-                Text("" if lag is None else screen.ago(lag), "bold yellow" if late else ""),
-                "" if made is None else number(made),
+                terminal.format_percent(hits),
+                "" if view["keys"] is None else format_number(view["keys"]),
+                Text("" if lag is None else terminal.format_age(lag), "bold yellow" if late else ""),
+                "" if made is None else format_number(made),
             )
         return table
 
@@ -217,10 +217,10 @@ class Dashboard:
         table.add_column("dead because", no_wrap=True, overflow="ellipsis")
         reasons = now["dead_letters"] or []
         for row in reasons[:SHOWN_REASONS]:
-            texts = [screen.shown(row["stream"]), screen.shown(row["reason"])]
-            table.add_row(number(row["letters"]), *map(Text, texts))
+            texts = [terminal.printable(row["stream"]), terminal.printable(row["reason"])]
+            table.add_row(format_number(row["letters"]), *map(Text, texts))
         if (more := len(reasons) - SHOWN_REASONS) > 0:
-            table.add_row("", "", f"and {more} other reasons: {screen.PROGRAM} dead")
+            table.add_row("", "", f"and {more} other reasons: {terminal.PROGRAM} dead")
         return table
 
 
@@ -233,12 +233,12 @@ def per_second(rate: float) -> str:
     return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
 
 
-def number(n: int | None) -> str:
+def format_number(n: int | None) -> str:
     """A number with separators, large ones in millions; ? if unknown."""
     return "?" if n is None else f"{n:,}" if abs(n) < 10_000_000 else f"{n / 1e6:,.0f}M"
 
 
-def size(n: float) -> str:
+def format_size(n: float) -> str:
     """Bytes in at most five characters."""
     for unit in "B", "K", "M", "G":
         if n < 1000 or unit == "G":
@@ -247,7 +247,7 @@ def size(n: float) -> str:
     return f"{n:.1f}{unit}" if n < 10 and unit != "B" else f"{n:.0f}{unit}"
 
 
-def drawn(values: deque[int], ramp: str) -> str:
+def draw_bars(values: deque[int], ramp: str) -> str:
     """A line of bars; every value above 0 has a visible bar."""
     top = max(values, default=0) or 1
     last = len(ramp) - 1

@@ -22,10 +22,10 @@ from typing import IO, Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from sluice.contrib.postgres.session import CONFLICTS, Session, given, message
-from sluice.contrib.postgres.tables import execute, one
+from sluice.contrib.postgres.session import CONFLICTS, Session, primary_message, url_parameters
+from sluice.contrib.postgres.tables import only_row, run_sql
 from sluice.store.copies import CannotCopy, Progress
-from sluice.store.store import check_layout, retried
+from sluice.store.store import check_layout, retry_conflicts
 from sluice.store.tables import TABLES
 
 BOOKS = ["batches_ranges", *(name for name in TABLES if name != "batches_ranges"), "view_changes", "batches_layout"]
@@ -52,23 +52,23 @@ UNFIT = "42809", "42P17", "42804"  # the table has no partitions; its bounds mee
 LINES = 1_000  # sent at once
 
 
-def ours(db: Session) -> dict[str, list[str]]:
+def own_tables(db: Session) -> dict[str, list[str]]:
     """Our tables in the order in which workers lock them: name -> itself and its partitions as SQL."""
     return dict(db.execute(OURS, {"books": BOOKS}).fetchall())
 
 
-def backup(store: Any, part: Path, progress: Progress) -> None:
+def backup_tables(store: Any, part: Path, progress: Progress) -> None:
     """Copy our tables to a file. Raises: Unavailable, CannotCopy."""
     with store.transaction(read=True) as db:
-        tables = [f"--table={db.schema}.{name}" for parts in ours(db).values() for name in parts]
-        snapshot = one(db.execute("SELECT pg_export_snapshot()"))[0]
+        tables = [f"--table={db.schema}.{name}" for parts in own_tables(db).values() for name in parts]
+        snapshot = only_row(db.execute("SELECT pg_export_snapshot()"))[0]
         words = ["--format=custom", "--encoding=UTF8", "--load-via-partition-root", f"--snapshot={snapshot}"]
         run(store.url, "pg_dump", *words, *tables, f"--file={part}")
 
 
-def check(file: Path) -> None:
+def check_copy(file: Path) -> None:
     """Check that a file is a copy of this program, as far as its head says. Raises: CannotCopy, NewerTables."""
-    found = {(kind, name) for kind, _, name in ENTRY.findall(listing(file))}
+    found = {(kind, name) for kind, _, name in ENTRY.findall(list_archive(file))}
     if ("TABLE DATA", "batches") not in found:
         raise CannotCopy(f"{file} is no backup of Sluice")
     if ("TYPE", "batches_span") in found:
@@ -78,46 +78,46 @@ def check(file: Path) -> None:
     check_layout(str(file), max(map(int, versions), default=0), make=False)
 
 
-@retried
-def restore(store: Any, file: Path, progress: Progress) -> None:
+@retry_conflicts
+def restore_tables(store: Any, file: Path, progress: Progress) -> None:
     """Put the rows of a copy in the place of ours. Raises: Unavailable, CannotCopy."""
     try:
         with store.transaction() as db:
             try:
-                replace(db, file)
+                replace_rows(db, file)
             except psycopg.Error as error:
                 if error.sqlstate is None or error.sqlstate in CONFLICTS:
                     raise
-                raise CannotCopy(f"the database is as it was: {message(error)}") from None
+                raise CannotCopy(f"the database is as it was: {primary_message(error)}") from None
     finally:
         store.close()
 
 
-def replace(db: Session, file: Path) -> None:
-    execute(db, "LOCK TABLE batches_ranges IN ACCESS EXCLUSIVE MODE")  # from here on no stream gets its first body
-    tables = [f'"{name}"' for name in ours(db)]
+def replace_rows(db: Session, file: Path) -> None:
+    run_sql(db, "LOCK TABLE batches_ranges IN ACCESS EXCLUSIVE MODE")  # from here on no stream gets its first body
+    tables = [f'"{name}"' for name in own_tables(db)]
     names = ", ".join(tables)
-    execute(db, f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
-    execute(db, f"TRUNCATE {names}")
-    entries = [(line[0], *line.groups()) for line in ENTRY.finditer(listing(file))]
+    run_sql(db, f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")
+    run_sql(db, f"TRUNCATE {names}")
+    entries = [(line[0], *line.groups()) for line in ENTRY.finditer(list_archive(file))]
     schemas = {schema for _, _, schema, _ in entries} - {db.schema.strip('"')}
     if schemas:
         raise CannotCopy(f"the copy is of the schema {schemas.pop()}, and the tables are in {db.schema}")
     new = {name for _, kind, _, name in entries if kind == "TABLE"} - {name for (name,) in db.execute(THERE)}
-    new -= make(
+    new -= make_tables(
         db, file, [entry for entry, kind, _, name in entries if kind in ("TABLE", "TABLE ATTACH") and name in new]
     )
     new -= {name for (name,) in db.execute(ADDED, {"new": list(new)})}  # they got their indexes when they were attached
     triggers = db.execute(TRIGGERS, (tables,)).fetchall()
     for table, trigger in triggers:  # they have done for these rows what they do
-        execute(db, f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
-    command = [*program("pg_restore"), "--data-only", "--file=-", str(file)]
+        run_sql(db, f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+    command = [*program_command("pg_restore"), "--data-only", "--file=-", str(file)]
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as archive,
     ):
         assert archive.stdout
-        for statement, lines in blocks(archive.stdout):
+        for statement, lines in copy_blocks(archive.stdout):
             with db.cursor().copy(statement) as copy:
                 while some := b"".join(itertools.islice(lines, LINES)):
                     copy.write(some)
@@ -125,15 +125,17 @@ def replace(db: Session, file: Path) -> None:
             said.seek(0)
             raise CannotCopy(said.read().decode(errors="replace").strip())
     for table, trigger in triggers:
-        execute(db, f"ALTER TABLE {table} ENABLE TRIGGER {trigger}")
-    make(db, file, [entry for entry, kind, _, name in entries if kind in ("INDEX", "INDEX ATTACH", "CONSTRAINT")], new)
+        run_sql(db, f"ALTER TABLE {table} ENABLE TRIGGER {trigger}")
+    make_tables(
+        db, file, [entry for entry, kind, _, name in entries if kind in ("INDEX", "INDEX ATTACH", "CONSTRAINT")], new
+    )
     for name in "batches", "dead_letters", "view_changes":
-        sequence = one(db.execute("SELECT pg_get_serial_sequence(%s, 'id')", (name,)))[0]
+        sequence = only_row(db.execute("SELECT pg_get_serial_sequence(%s, 'id')", (name,)))[0]
         highest = f"(SELECT max(id) FROM {name}), (SELECT last_value FROM {sequence})"
-        execute(db, f"SELECT setval('{sequence}', greatest({highest}))")
+        run_sql(db, f"SELECT setval('{sequence}', greatest({highest}))")
 
 
-def make(db: Session, file: Path, entries: list[str], of: set[str] | None = None) -> set[str]:
+def make_tables(db: Session, file: Path, entries: list[str], of: set[str] | None = None) -> set[str]:
     """Create what the entries of a copy describe; the names of partitions that do not fit, and are left out.
 
     of: only if it belongs to one of these tables.
@@ -156,27 +158,27 @@ def make(db: Session, file: Path, entries: list[str], of: set[str] | None = None
         partition = PARTITION.match(statement)
         try:
             with db.transaction() if partition else contextlib.nullcontext():
-                execute(db, statement)
+                run_sql(db, statement)
         except psycopg.Error as error:
             if partition is None or error.sqlstate not in UNFIT:
                 raise
-            execute(db, f"DROP TABLE {partition[1]}")
+            run_sql(db, f"DROP TABLE {partition[1]}")
             left_out.add(partition[1].rpartition(".")[2].strip('"'))
     return left_out
 
 
-def blocks(archive: IO[bytes]) -> Iterator[tuple[Any, Iterator[bytes]]]:
+def copy_blocks(archive: IO[bytes]) -> Iterator[tuple[Any, Iterator[bytes]]]:
     """The COPY statements in what pg_restore prints, each with its lines, which must be read first."""
     for line in archive:
         if found := COPY.fullmatch(line):
             yield found[1] + b" STDIN", iter(lambda: archive.readline() or b"\\.\n", b"\\.\n")
 
 
-def listing(file: Path) -> str:
+def list_archive(file: Path) -> str:
     return run("", "pg_restore", "--list", str(file))
 
 
-def program(name: str) -> list[str]:
+def program_command(name: str) -> list[str]:
     """The command of one of PostgreSQL's programs, which ends if this process is killed. Raises: CannotCopy."""
     found = shutil.which(name)
     if not found:
@@ -186,11 +188,11 @@ def program(name: str) -> list[str]:
 
 def run(url: str, name: str, *words: str) -> str:
     """The output of one of PostgreSQL's programs. url: of the database to which it connects. Raises: CannotCopy."""
-    parts = given(url)
+    parts = url_parameters(url)
     password = parts.pop("password", None)  # every user of the machine can read the words of a command
     where = [f"--dbname={make_conninfo(**parts)}"] if url else []
     done = subprocess.run(
-        [*program(name), *where, *words],
+        [*program_command(name), *where, *words],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         env=os.environ | ({"PGPASSWORD": str(password)} if password else {}),
     )  # fmt: skip

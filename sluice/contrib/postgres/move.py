@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sluice import parsers
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.contrib.postgres.table import STAMP, Table
-from sluice.contrib.postgres.tables import execute
+from sluice.contrib.postgres.tables import run_sql
 from sluice.run.up import connected
 from sluice.settings import SettingError, Settings
-from sluice.store.own import require_own
+from sluice.store.database_identity import require_own
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.tables import TABLES
@@ -31,7 +31,7 @@ MICROSECONDS = 26  # characters of 2026-01-31T12:00:00.123456
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=parsers.path)
+    parser.add_argument("file", metavar="FILE", type=parsers.parse_path)
     parser.epilog = (
         "exit status: 0; 1 if bin/up runs, PostgreSQL holds stored bodies, or one of the two is unavailable: "
         "PostgreSQL is then as it was; 2 if a setting is invalid"
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         raise SettingError("INGEST_STORE is SQLite: set it to the PostgreSQL that the rows are moved to.")
     if gateway := connected(s.gateway_sockets):
         gateway.close()
-        screen.complain(f"bin/up runs in {s.home}: stop it first, or its workers go on with the former database")
+        terminal.complain(f"bin/up runs in {s.home}: stop it first, or its workers go on with the former database")
         return 1
     streams = load_streams(s)
     with contextlib.closing(open_store(f"sqlite:///{arguments.file}", streams, make=False)) as source:
@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     ):
         ((held,),) = target.run(new, "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)")
         if held:
-            screen.complain("the PostgreSQL of INGEST_STORE holds stored bodies already")
+            terminal.complain("the PostgreSQL of INGEST_STORE holds stored bodies already")
             return 1
         for name, columns in TABLES.items():
             if name not in OURS:
-                execute(new, f"DELETE FROM {name}")
+                run_sql(new, f"DELETE FROM {name}")
                 report(name, copy(old, new, name, [*columns], f"SELECT {', '.join(columns)} FROM {name}"))
         for name in SERIALS:
             target.run(new, f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), max(id)) FROM {name}")

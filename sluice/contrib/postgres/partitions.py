@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psycopg
 
 from sluice.contrib.postgres.session import Session
-from sluice.contrib.postgres.tables import BRIEFLY, execute, one
+from sluice.contrib.postgres.tables import BRIEFLY, only_row, run_sql
 
 # Seconds of a partition: the longest that is at most an eighth of the age, or else the first
 PERIODS = (60, 300, 900, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
@@ -46,11 +46,11 @@ class Partition(NamedTuple):
     end: datetime
 
 
-def rest(table: str) -> str:
+def default_statements(table: str) -> str:
     """SQL that makes the default partition of a new table, and its index for the views' follower."""
     return (
-        f'CREATE TABLE "{named(table, "other")}" PARTITION OF "{table}" DEFAULT; '
-        f'CREATE INDEX "{named(table, "batch")}" ON "{table}" '
+        f'CREATE TABLE "{derived_name(table, "other")}" PARTITION OF "{table}" DEFAULT; '
+        f'CREATE INDEX "{derived_name(table, "batch")}" ON "{table}" '
         "USING brin (batch) WITH (pages_per_range = 16, autosummarize = on)"
     )
 
@@ -68,21 +68,23 @@ def make_ahead(db: psycopg.Connection, table: str, age: int) -> None:
     that use the table may be in the way; the next call then makes what is missing. age: seconds that rows are kept.
     """
     period = max((period for period in PERIODS if period <= age / 8), default=PERIODS[0])
-    now: datetime = one(db.execute("SELECT clock_timestamp()"))[0]
+    now: datetime = only_row(db.execute("SELECT clock_timestamp()"))[0]
     known = partitions(db, table)
-    start = floor(now, period)
+    start = period_start(now, period)
     while start <= now + timedelta(seconds=AHEAD * period):
-        end = min([floor(start, period) + timedelta(seconds=period), *(x.start for x in known if x.start > start)])
+        end = min(
+            [period_start(start, period) + timedelta(seconds=period), *(x.start for x in known if x.start > start)]
+        )
         if within := [x.end for x in known if x.start <= start < x.end]:
             start = within[0]
             continue
-        name = named(table, f"{start.astimezone(timezone.utc):%Y%m%dt%H%M%S}")
+        name = derived_name(table, f"{start.astimezone(timezone.utc):%Y%m%dt%H%M%S}")
         try:
             with contextlib.suppress(psycopg.errors.CheckViolation), db.transaction():
                 # CREATE TABLE … PARTITION OF would wait for all transactions that store rows
-                execute(db, f'CREATE TABLE "{name}" (LIKE "{table}" INCLUDING ALL EXCLUDING INDEXES)')
+                run_sql(db, f'CREATE TABLE "{name}" (LIKE "{table}" INCLUDING ALL EXCLUDING INDEXES)')
                 bounds = f"FROM ('{start}') TO ('{end}')"
-                execute(db, f'ALTER TABLE "{table}" ATTACH PARTITION "{name}" FOR VALUES {bounds}')
+                run_sql(db, f'ALTER TABLE "{table}" ATTACH PARTITION "{name}" FOR VALUES {bounds}')
         except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled):
             return
         start = end
@@ -93,29 +95,29 @@ def partitions(db: psycopg.Connection, table: str) -> list[Partition]:
     return [Partition(*row) for row in db.execute(FOUND, (f'"{table}"', False)).fetchall()]
 
 
-def default(db: psycopg.Connection, table: str) -> str:
+def default_partition(db: psycopg.Connection, table: str) -> str:
     """The default partition as SQL; "" if there is none."""
     row = db.execute(FOUND, (f'"{table}"', True)).fetchone()
     return row[0] if row else ""
 
 
-def index(db: Session, table: str, suffix: str, expression: str) -> None:
+def index_table(db: Session, table: str, suffix: str, expression: str) -> None:
     """Give a partitioned table an index, unless it has it, while rows are stored: CREATE INDEX on the table would keep
     all writers out until the last partition is done. What an earlier call has left is used. Raises: psycopg.Error.
     """
-    whole = named(table, suffix)
-    briefly(db, f'CREATE INDEX IF NOT EXISTS "{whole}" ON ONLY "{table}" ({expression})')
+    whole = derived_name(table, suffix)
+    run_briefly(db, f'CREATE INDEX IF NOT EXISTS "{whole}" ON ONLY "{table}" ({expression})')
     while True:
         with db.begin():
             row = db.execute(UNATTACHED, (f'"{table}"', f'"{whole}"')).fetchone()
             if row is None:
                 return
             part, schema, quoted = row
-            name = '"' + named(part, suffix).replace('"', '""') + '"'
+            name = '"' + derived_name(part, suffix).replace('"', '""') + '"'
             known = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
             valid = db.execute(known, (f"{schema}.{name}",)).fetchone()
         if valid == (True,):
-            briefly(db, f'ALTER INDEX "{whole}" ATTACH PARTITION {schema}.{name}')
+            run_briefly(db, f'ALTER INDEX "{whole}" ATTACH PARTITION {schema}.{name}')
         elif valid:  # the end of its creation is missing
             db.alone(f"DROP INDEX CONCURRENTLY {schema}.{name}")
         else:
@@ -123,24 +125,24 @@ def index(db: Session, table: str, suffix: str, expression: str) -> None:
                 db.alone(f"CREATE INDEX CONCURRENTLY {name} ON {schema}.{quoted} ({expression})")
 
 
-def briefly(db: Session, statement: str) -> None:
+def run_briefly(db: Session, statement: str) -> None:
     """Run a statement that needs a lock for a moment, when no transaction is in its way. Raises: psycopg.Error."""
     for attempt in range(TRIES):
         try:
             with db.begin():
-                return execute(db, f"{BRIEFLY}; {statement}")
+                return run_sql(db, f"{BRIEFLY}; {statement}")
         except psycopg.errors.LockNotAvailable:
             if attempt == TRIES - 1:
                 raise
             time.sleep(1)
 
 
-def floor(moment: datetime, period: int) -> datetime:
+def period_start(moment: datetime, period: int) -> datetime:
     seconds = int(moment.timestamp())
     return datetime.fromtimestamp(seconds - seconds % period, timezone.utc)
 
 
-def named(table: str, suffix: str) -> str:
+def derived_name(table: str, suffix: str) -> str:
     """A name derived from that of a stream. No stream has one with a `$`; one that is cut gets a checksum."""
     name = f"{table}${suffix}".encode()
     if len(name) <= MAX_NAME:

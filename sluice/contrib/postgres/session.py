@@ -73,7 +73,7 @@ class Session(psycopg.Connection[Any]):
             self.execute(b"RESET statement_timeout")
 
 
-def given(url: str) -> dict[str, Any]:
+def url_parameters(url: str) -> dict[str, Any]:
     """The parameters in a connection string of libpq. Raises: SettingError; it quotes no password."""
     try:
         found: dict[str, Any] = conninfo_to_dict(url)
@@ -92,9 +92,9 @@ def given(url: str) -> dict[str, Any]:
     return found
 
 
-def connect(url: str) -> Session:
+def open_connection(url: str) -> Session:
     """Connect. What the URL sets is left as it is. Raises: psycopg.Error, Unavailable, SettingError."""
-    defaults = {name: value for name, value in CONNECTION.items() if name not in given(url)}
+    defaults = {name: value for name, value in CONNECTION.items() if name not in url_parameters(url)}
     db = Session.connect(url, autocommit=True, prepare_threshold=None, **defaults)
     try:
         version = db.info.server_version // 10_000
@@ -117,6 +117,6 @@ def is_server_error(error: psycopg.Error) -> bool:
     return bool(SERVER_ERRORS.match(error.sqlstate))
 
 
-def message(error: psycopg.Error) -> str:
+def primary_message(error: psycopg.Error) -> str:
     """The primary message of an error, on one line. It quotes neither rows nor the statement."""
     return " ".join((error.diag.message_primary or str(error)).split())

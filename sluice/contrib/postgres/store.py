@@ -20,27 +20,34 @@ import psycopg
 from sluice.base.background import background
 from sluice.base.override import override
 from sluice.contrib.postgres import partitions
-from sluice.contrib.postgres.session import CONFLICTS, Session, connect, given, is_server_error, message
-from sluice.contrib.postgres.table import BURIED, BURY, STAMP, Table, letter
+from sluice.contrib.postgres.session import (
+    CONFLICTS,
+    Session,
+    is_server_error,
+    open_connection,
+    primary_message,
+    url_parameters,
+)
+from sluice.contrib.postgres.table import BURIED, BURY, STAMP, Table, letter_row
 from sluice.contrib.postgres.tables import (
     BRIEFLY,
     LOCK,
     MEETS,
-    ensure,
     ensure_copied,
-    execute,
-    holders,
+    ensure_table,
     identify,
     layout_of,
     lock_columns,
+    lock_holders,
     make_tables,
-    one,
+    only_row,
+    run_sql,
 )
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.bookkeeping import PUT_RANGE
-from sluice.store.store import Elsewhere, Store, check_layout
+from sluice.store.store import RowDestinations, Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
@@ -78,10 +85,16 @@ class Postgres(Store[Session]):
     KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
     def __init__(
-        self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere, used: bool = False
+        self,
+        url: str,
+        streams: dict[str, Stream],
+        make: bool,
+        keep: Keep,
+        row_destinations: RowDestinations,
+        used: bool = False,
     ) -> None:
         """url: a connection string of libpq. make: create the tables if they are missing."""
-        super().__init__(streams, Table, keep, elsewhere)
+        super().__init__(streams, Table, keep, row_destinations)
         self.dropping: Future[None] | None = None
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
@@ -91,7 +104,7 @@ class Postgres(Store[Session]):
         self.url = url
         self.make = make
         self.ALONE = TRY if make else WAIT
-        parts = given(url)
+        parts = url_parameters(url)
         self.name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         with self.transaction():
             pass
@@ -99,21 +112,21 @@ class Postgres(Store[Session]):
     @staticmethod
     @override
     def check(url: str) -> None:
-        given(url)
+        url_parameters(url)
 
     def open(self) -> Session:
         if self.db is None:
             self.checked.clear()
             self.columns.clear()
             self.final, self.awaited = 0, None
-            db = connect(self.url)
+            db = open_connection(self.url)
             try:
                 with db.begin():
                     if self.make:
                         self.recognise(db)
-                        make_tables(db, self.name, self.elsewhere.addresses())
+                        make_tables(db, self.name, self.row_destinations.addresses())
                         self.known = self.identity(db)
-                    elif not one(db.execute("SELECT to_regclass('batches')::text"))[0]:
+                    elif not only_row(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
                     else:
                         check_layout(self.name, layout_of(db), make=False)
@@ -162,7 +175,7 @@ class Postgres(Store[Session]):
                 yield db
         except psycopg.Error as error:
             # neither the details of the server's error nor a traceback: they quote rows
-            said = f"{self.name}: {message(error)}"
+            said = f"{self.name}: {primary_message(error)}"
             if error.sqlstate in CONFLICTS:
                 self.checked.clear()  # a table may have been created in this transaction
                 raise Conflict(said) from None
@@ -187,15 +200,17 @@ class Postgres(Store[Session]):
 
     @override
     def exists(self, db: Session, table: str) -> bool:
-        return one(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0] is not None
+        return only_row(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0] is not None
 
     @override
     def create(self, db: Session, table: Table) -> None:
         # a new table is partitioned if its rows are deleted by age
         age = self.keep.of(table.name)
         if age is None:
-            ensure(db, table.name, table.columns)
-        elif ensure(db, table.name, table.columns, partitions.rest(table.name), partitions.BY_ARRIVAL):
+            ensure_table(db, table.name, table.columns)
+        elif ensure_table(
+            db, table.name, table.columns, partitions.default_statements(table.name), partitions.BY_ARRIVAL
+        ):
             partitions.make_ahead(db, table.name, age)
 
     @override
@@ -246,7 +261,7 @@ class Postgres(Store[Session]):
         except psycopg.Error as error:
             if is_server_error(error):
                 raise
-            raise RowsRejected(message(error)) from None
+            raise RowsRejected(primary_message(error)) from None
 
     def copy(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> int:
         """Stream the records of bodies into the table; their number. Raises: RowsRejected."""
@@ -269,7 +284,7 @@ class Postgres(Store[Session]):
     @override
     def bury(self, db: Session, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
         rejects = [
-            letter(stream, origin.batch, origin.whole, body.seq, body.received, reject)
+            letter_row(stream, origin.batch, origin.whole, body.seq, body.received, reject)
             for body in bodies
             for reject in body.rejects
         ]
@@ -292,7 +307,7 @@ class Postgres(Store[Session]):
             except psycopg.Error as error:
                 if is_server_error(error) and not (error.sqlstate or "").startswith(("42", "25006", "0A")):
                     raise
-                raise ValueError(f"not a condition on dead letters: {message(error)}") from None
+                raise ValueError(f"not a condition on dead letters: {primary_message(error)}") from None
 
     @override
     def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
@@ -307,7 +322,7 @@ class Postgres(Store[Session]):
             rows: list[Row] = []
             for table in self.newest_tables(db, stream):
                 # no index has the order of arrival, but the newest rows are at the end, which these pages are
-                end = one(db.execute(PAGES, (table,)))[0]
+                end = only_row(db.execute(PAGES, (table,)))[0]
                 newest = (
                     f"SELECT {texts} FROM {table} WHERE ctid >= ?::tid ORDER BY received_at DESC, batch DESC, seq DESC "
                     "LIMIT ?"
@@ -323,10 +338,12 @@ class Postgres(Store[Session]):
         """A stream's table, or its partitions that have rows, the newest first: at most a few, as SQL."""
         if not partitions.is_partitioned(db, stream):
             return [f'"{stream}"']
-        now = one(db.execute("SELECT clock_timestamp()"))[0]
+        now = only_row(db.execute("SELECT clock_timestamp()"))[0]
         begun = [part.name for part in partitions.partitions(db, stream) if part.start <= now]
-        rest = [name for name in (partitions.default(db, stream),) if name]
-        return [name for name in (*reversed(begun[-LAST_PARTITIONS:]), *rest) if one(db.execute(PAGES, (name,)))[0]]
+        rest = [name for name in (partitions.default_partition(db, stream),) if name]
+        return [
+            name for name in (*reversed(begun[-LAST_PARTITIONS:]), *rest) if only_row(db.execute(PAGES, (name,)))[0]
+        ]
 
     @override
     def fold(self) -> bool:
@@ -336,7 +353,7 @@ class Postgres(Store[Session]):
     def prune_changes(self) -> None:
         """Delete the oldest rows of `view_changes`: a follower that has not read them builds its views anew."""
         old = "SELECT max(id) - ?, max(id) - min(id) >= ? FROM view_changes"
-        keep = bounds.KEEP_CHANGES, bounds.KEEP_CHANGES
+        keep = transaction_limits.KEEP_CHANGES, transaction_limits.KEEP_CHANGES
         with self.transaction(read=True) as db:
             if not self.run(db, old, keep)[0][1]:
                 return
@@ -350,7 +367,7 @@ class Postgres(Store[Session]):
     def is_final(self, db: Session, batch: int, highest: int) -> bool:
         # a transaction locks `batches` before it takes an id, so those of now may have lower ones than the highest
         if batch > self.final:
-            held = holders(db, "batches")
+            held = lock_holders(db, "batches")
             known, before = self.awaited or (highest, held)
             if left := held & before:
                 self.awaited = known, left
@@ -380,20 +397,20 @@ class Postgres(Store[Session]):
             if not self.run(db, self.ALONE)[0][0]:
                 return False
             # old by the server's clock too: what was dropped of its present would be made again, without end
-            present = one(db.execute("SELECT clock_timestamp()"))[0]
+            present = only_row(db.execute("SELECT clock_timestamp()"))[0]
             at = min(START + timedelta(microseconds=before), present - timedelta(seconds=age))
             table, overdue = f'"{stream}"', list[str]()
             if partitions.is_partitioned(db, stream):
                 db.execute(BRIEFLY)
                 partitions.make_ahead(db, stream, age)
-                table = partitions.default(db, stream)
+                table = partitions.default_partition(db, stream)
                 overdue = [partition.name for partition in partitions.partitions(db, stream) if partition.end <= at]
         if overdue:
             return self.drop(stream, overdue[0])
         with self.transaction() as db:
             if not table or not self.run(db, self.ALONE)[0][0]:
                 return False
-            pages = one(db.execute(PAGES, (table,)))[0]
+            pages = only_row(db.execute(PAGES, (table,)))[0]
             if not pages:
                 return False
             # noted, as a search may take longer than this process lives
@@ -419,7 +436,7 @@ class Postgres(Store[Session]):
             self.count_and_drop(stream, partition)
             return True
         if self.dropping is None:
-            other = Postgres(self.url, {}, False, self.keep, Elsewhere())
+            other = Postgres(self.url, {}, False, self.keep, RowDestinations())
             self.dropping = background(partial(other.count_and_drop, stream, partition))
         try:
             self.dropping.result(DROP_SECONDS)
@@ -433,13 +450,13 @@ class Postgres(Store[Session]):
     def count_and_drop(self, stream: str, partition: str) -> None:
         with contextlib.closing(self), self.transaction() as db:
             db.execute(BRIEFLY)
-            execute(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted
+            run_sql(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted
             ((rows,),) = self.run(db, f"SELECT count(*) FROM {partition}")
             self.count_deleted(db, stream, rows)
             for left in reversed(range(DROP_ATTEMPTS)):
                 try:
                     with db.transaction():
-                        execute(db, f"DROP TABLE {partition}")
+                        run_sql(db, f"DROP TABLE {partition}")
                     break
                 except psycopg.errors.LockNotAvailable:
                     if not left:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.store.tables import column_kind, escaped
+from sluice.store.tables import column_kind, escape_reason
 from sluice.store.types import Row
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
@@ -82,6 +82,6 @@ class Table:
         return (0 if time is None else time % 1000,) if self.nanoseconds else ()
 
 
-def letter(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:
+def letter_row(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:
     """A reject as a row for `bury`. whole: False if it comes from a partial dead letter."""
-    return received - Y2000, stream, thing.part, escaped(thing.reason), thing.whole and whole, batch, seq
+    return received - Y2000, stream, thing.part, escape_reason(thing.reason), thing.whole and whole, batch, seq

@@ -46,7 +46,7 @@ WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relrep
   AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)"""
 
 
-def span(stream: str, epoch: str, first: str, end: str) -> str:
+def range_sql(stream: str, epoch: str, first: str, end: str) -> str:
     """SQL for a range of bodies, from SQL for its parts. PostgreSQL can index a range of texts; to exclude ranges of
     numbers per stream and epoch it would need the extension btree_gist.
     """
@@ -54,9 +54,9 @@ def span(stream: str, epoch: str, first: str, end: str) -> str:
     return f"batches_span({low}, {high})"
 
 
-SPAN = span("stream", "epoch", "first", "last + 1")
+SPAN = range_sql("stream", "epoch", "first", "last + 1")
 # Ranges that have a body of another one: its stream, epoch and first number, its stream, epoch and the number behind it
-MEETS = f"{SPAN} && {span('?::text', '?::text', '?::bigint', '?::bigint')}"
+MEETS = f"{SPAN} && {range_sql('?::text', '?::text', '?::bigint', '?::bigint')}"
 EXCLUDE = f"""DO $$ BEGIN CREATE TYPE batches_span AS RANGE (SUBTYPE = text, COLLATION = "C");
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 ALTER TABLE batches_ranges ADD CONSTRAINT batches_ranges_excluded EXCLUDE USING gist (({SPAN}) WITH &&)"""
@@ -69,18 +69,18 @@ def make_tables(db: psycopg.Connection[Any], where: str, addresses: Mapping[str,
     check_layout(where, layout, make=True)
     if layout < LAYOUT:
         for statement in (*RENAMED, "ALTER INDEX batches_spools_by_name RENAME TO batches_epochs_by_name"):
-            execute(db, statement)
+            run_sql(db, statement)
         for stream, address in addresses.items():
             db.execute("UPDATE batches_objects SET address = %s WHERE stream = %s", (address, stream))
-    ensure(db, "batches_layout", VERSION)
+    ensure_table(db, "batches_layout", VERSION)
     more = {name: f"ALTER TABLE {name} ADD PRIMARY KEY ({columns})" for name, columns in PRIMARY_KEYS.items()}
     more |= {"batches_ranges": EXCLUDE, "batches_carried": COMPRESSED}
     for name, columns in TABLES.items():
-        ensure(
+        ensure_table(
             db, name, {column: KINDS[kind] for column, kind in columns.items()}, INDEXES.get(name) or more.get(name, "")
         )
-    ensure(db, "view_changes", CHANGES)
-    execute(db, IDENTIFY.replace("?", f"'{uuid.uuid4().hex}'"))
+    ensure_table(db, "view_changes", CHANGES)
+    run_sql(db, IDENTIFY.replace("?", f"'{uuid.uuid4().hex}'"))
     db.execute(
         "INSERT INTO batches_layout (version) "
         "SELECT %s WHERE %s > (SELECT coalesce(max(version), 0) FROM batches_layout)",
@@ -90,13 +90,15 @@ def make_tables(db: psycopg.Connection[Any], where: str, addresses: Mapping[str,
 
 def layout_of(db: psycopg.Connection[Any]) -> int:
     """The layout of a database; that of a new one if it has no tables yet."""
-    batches, versions = one(db.execute("SELECT to_regclass('batches')::text, to_regclass('batches_layout')::text"))
+    batches, versions = only_row(db.execute("SELECT to_regclass('batches')::text, to_regclass('batches_layout')::text"))
     if not versions:
         return 0 if batches else LAYOUT
-    return int(one(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))[0]) if batches else LAYOUT
+    return int(only_row(db.execute("SELECT coalesce(max(version), 0) FROM batches_layout"))[0]) if batches else LAYOUT
 
 
-def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], index: str = "", more: str = "") -> bool:
+def ensure_table(
+    db: psycopg.Connection[Any], name: str, columns: dict[str, str], index: str = "", more: str = ""
+) -> bool:
     """Create a table, or add the columns that it lacks; whether it was created.
 
     more: the end of the statement that creates the table. index: statements behind it.
@@ -117,16 +119,16 @@ def ensure(db: psycopg.Connection[Any], name: str, columns: dict[str, str], inde
     present: dict[str, str] = dict(found.fetchall())
     if not present:
         listed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
-        execute(db, f'CREATE TABLE "{name}" ({listed}){more}')
+        run_sql(db, f'CREATE TABLE "{name}" ({listed}){more}')
         if index:
-            execute(db, index)
+            run_sql(db, index)
         return True
     for column, kind in columns.items():
         plain = kind.partition(" NOT NULL")[0].partition(" PRIMARY")[0]
         if column not in present:
             # a reader of the table, such as a backup, is in the way, and all that store into it wait behind this
             alter = f'ALTER TABLE "{name}" ADD COLUMN "{column}" {kind if "DEFAULT" in kind else plain}'
-            execute(db, f"SET LOCAL lock_timeout = '1s'; {alter}; SET LOCAL lock_timeout = '5s'")
+            run_sql(db, f"SET LOCAL lock_timeout = '1s'; {alter}; SET LOCAL lock_timeout = '5s'")
         elif VARCHAR.sub("text", present[column]) != plain:
             raise Unavailable(
                 f"PostgreSQL: column {column} of table {name} has the type {present[column]}, expected {plain}"
@@ -142,27 +144,27 @@ def lock_columns(db: psycopg.Connection[Any], table: str) -> tuple[str, str]:
     text: Any = COLUMNS.format(table, tables)
     cursor = db.execute(text)
     cursor.nextset()
-    columns, id = one(cursor)
+    columns, id = only_row(cursor)
     return columns, id or ""
 
 
 def ensure_copied(db: psycopg.Connection[Any]) -> None:
     for name in COPIED:
-        ensure(db, name, {column: KINDS[kind] for column, kind in TABLES[name].items()})
+        ensure_table(db, name, {column: KINDS[kind] for column, kind in TABLES[name].items()})
 
 
-def execute(db: psycopg.Connection[Any], statement: str) -> None:
+def run_sql(db: psycopg.Connection[Any], statement: str) -> None:
     """Run a statement that is not a literal."""
     text: Any = statement
     db.execute(text)
 
 
-def one(cursor: psycopg.Cursor[Any]) -> Any:
+def only_row(cursor: psycopg.Cursor[Any]) -> Any:
     """The row of a query that always has one."""
     return cursor.fetchone()
 
 
-def holders(db: psycopg.Connection[Any], *tables: str) -> set[str]:
+def lock_holders(db: psycopg.Connection[Any], *tables: str) -> set[str]:
     """The transactions, of any role, that have changed one of these tables and have not ended."""
     found = db.execute(
         "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
@@ -182,4 +184,4 @@ def identify(db: Session, names: Iterable[str]) -> None:
         found = db.execute(WITHOUT_IDENTITY, {"names": [*TABLES, *names]}).fetchall()
     for (name,) in found:
         with contextlib.suppress(psycopg.Error), db.begin():
-            execute(db, f"{BRIEFLY}; ALTER TABLE {name} REPLICA IDENTITY FULL")
+            run_sql(db, f"{BRIEFLY}; ALTER TABLE {name} REPLICA IDENTITY FULL")

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, cast
 import psycopg
 
 from sluice.base.override import override
-from sluice.base.times import second
+from sluice.base.times import iso_second
 from sluice.contrib.postgres import partitions
-from sluice.contrib.postgres.session import Session, connect, message
-from sluice.contrib.postgres.tables import holders
+from sluice.contrib.postgres.session import Session, open_connection, primary_message
+from sluice.contrib.postgres.tables import lock_holders
 from sluice.contrib.views.rows import source
 from sluice.contrib.views.rows.source import (
     INDEXING,
@@ -27,7 +27,7 @@ from sluice.contrib.views.rows.source import (
     Diverged,
     Row,
     RowSource,
-    raw,
+    raw_json,
 )
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
@@ -140,7 +140,7 @@ class PostgresRows(RowSource):
             if self.db is None:
                 self.last, self.final, self.claim, self.pending, self.due = (), (0, 0), "", None, 0.0
                 self.queries.clear()
-                db = connect(self.url)
+                db = open_connection(self.url)
                 with db.begin():
                     made = db.execute("SELECT to_regclass('batches_folded'), to_regclass('view_changes')").fetchone()
                     if not made or None in made:
@@ -151,7 +151,7 @@ class PostgresRows(RowSource):
             yield self.db
         except psycopg.Error as error:
             self.close()
-            raise Unavailable(f"PostgreSQL: {message(error)}") from None
+            raise Unavailable(f"PostgreSQL: {primary_message(error)}") from None
 
     @override
     def start(self) -> str:
@@ -185,7 +185,7 @@ class PostgresRows(RowSource):
 
     def finish(self, db: Any, highest: tuple[int, int]) -> bool:
         """The ids up to the highest ones at an earlier call are final once all transactions of that time have ended."""
-        held = holders(db, "batches", "view_changes")
+        held = lock_holders(db, "batches", "view_changes")
         known, before = self.pending or (highest, held)
         if left := held & before:
             self.pending = known, left
@@ -239,7 +239,7 @@ class PostgresRows(RowSource):
             raise Diverged(f"{position!r:.40} is no position in PostgreSQL") from None
         with self.open() as db:
             folded, self.pruned = db.execute(BEGINNINGS, (CHANGES,)).fetchone()
-            if last and not has(db, last, claim, last <= folded):
+            if last and not has_batch(db, last, claim, last <= folded):
                 raise Diverged(f"batch {last} is missing or has changed")
             if change < self.pruned:
                 raise Diverged(f"the change {change} of its batches is not known any more")
@@ -326,7 +326,7 @@ class PostgresRows(RowSource):
             found, where = value, f'"{key}" = %(value)s AND {HASHED.format(key)} = hashtextextended(%(value)s, 0)'
         elif len(kinds[key]) == 1 and kinds[key] <= {float, int, bool}:
             (kind,) = kinds[key]
-            found, where = source.typed(kind, value), f'"{key}" = %(value)s'
+            found, where = source.typed_value(kind, value), f'"{key}" = %(value)s'
             if found is None:
                 return []
         else:  # JSON
@@ -345,17 +345,17 @@ class PostgresRows(RowSource):
     def make_countable(self, stream: str, key: str, by: str) -> None:
         if field_types(self.streams[stream].record)[key] != {str}:
             return
-        name, former = partitions.named(stream, f"by_{key}"), f"{stream}_by_{key}"
+        name, former = partitions.derived_name(stream, f"by_{key}"), f"{stream}_by_{key}"
         with self.open() as db:
             with db.begin():
                 partitioned = partitions.is_partitioned(db, stream)
-                present = indexes(db, stream, "c.relname IN (%s, %s)", name, former)
+                present = stream_indexes(db, stream, "c.relname IN (%s, %s)", name, former)
             if any(valid for _, _, valid in present):
                 return
             log.info(INDEXING, stream, key)
             if partitioned:
-                return partitions.index(db, stream, f"by_{key}", HASHED.format(key))
-            create(db, present, f'IF NOT EXISTS "{name}" ON {db.schema}."{stream}" ({HASHED.format(key)})')
+                return partitions.index_table(db, stream, f"by_{key}", HASHED.format(key))
+            create_index(db, present, f'IF NOT EXISTS "{name}" ON {db.schema}."{stream}" ({HASHED.format(key)})')
 
     def prepare(self, streams: Iterable[str]) -> None:
         """A block range index on `batch` for each stream, which costs an insert next to nothing.
@@ -368,22 +368,24 @@ class PostgresRows(RowSource):
     def index(self, streams: list[str]) -> None:
         """Create the indexes that are missing. One that was interrupted is invalid, and created again."""
         try:
-            with contextlib.closing(connect(self.url)) as db:
+            with contextlib.closing(open_connection(self.url)) as db:
                 for stream in streams:
                     with db.begin():
                         if partitions.is_partitioned(db, stream):
                             continue  # it has an index, which autovacuum keeps up to date
-                        present = indexes(db, stream, BY_BATCH)
+                        present = stream_indexes(db, stream, BY_BATCH)
                     if not any(valid for _, _, valid in present):
-                        create(db, present, f'ON {db.schema}."{stream}" USING brin (batch) WITH (pages_per_range = 16)')
+                        create_index(
+                            db, present, f'ON {db.schema}."{stream}" USING brin (batch) WITH (pages_per_range = 16)'
+                        )
                     with db.begin():
-                        self.indexes += [number for number, _, valid in indexes(db, stream, BY_BATCH) if valid]
+                        self.indexes += [number for number, _, valid in stream_indexes(db, stream, BY_BATCH) if valid]
         except Exception as error:
-            reason = message(error) if isinstance(error, psycopg.Error) else repr(error)
+            reason = primary_message(error) if isinstance(error, psycopg.Error) else repr(error)
             log.warning("cannot make or find the index on batch, which makes reading large tables fast: %s", reason)
 
 
-def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
+def has_batch(db: Any, batch: int, claim: str, folded: bool) -> bool:
     """Whether the database has a batch. folded: it is not in `batches` any more, but its first body is known."""
     if not folded:
         return bool(db.execute("SELECT 1 FROM batches WHERE id = %s AND claim = %s", (batch, claim)).fetchone())
@@ -392,14 +394,14 @@ def has(db: Any, batch: int, claim: str, folded: bool) -> bool:
     return bool(db.execute(query, (epoch, int(first))).fetchone())
 
 
-def create(db: Session, present: list[Index], index: str) -> None:
+def create_index(db: Session, present: list[Index], index: str) -> None:
     """Create an index while rows are stored. present: of interrupted ones, which are dropped."""
     for _, name, _ in present:
         db.alone(f"DROP INDEX CONCURRENTLY {name}")
     db.alone(f"CREATE INDEX CONCURRENTLY {index}")
 
 
-def indexes(db: Session, stream: str, which: str, *names: str) -> list[Index]:
+def stream_indexes(db: Session, stream: str, which: str, *names: str) -> list[Index]:
     """The indexes of a stream that meet a condition in SQL."""
     rows: list[Index] = db.execute(
         "SELECT indexrelid::bigint, format('%%I.%%I', nspname, c.relname), indisvalid FROM pg_index "
@@ -413,13 +415,13 @@ def indexes(db: Session, stream: str, which: str, *names: str) -> list[Index]:
 
 
 def to_the_nanosecond(time: int) -> str:
-    return f"{second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
+    return f"{iso_second(time // 1_000_000_000)}.{time % 1_000_000_000:09d}Z"
 
 
 def to_the_microsecond(time: int) -> str:
-    return f"{second(time // 1_000_000_000)}.{time // 1000 % 1_000_000:06d}Z"
+    return f"{iso_second(time // 1_000_000_000)}.{time // 1000 % 1_000_000:06d}Z"
 
 
 def raw_or_none(value: Any) -> Any:
     """The JSON of a jsonb or a number."""
-    return None if value is None else raw(value)
+    return None if value is None else raw_json(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice.parsers import HOST, LOGIN, TLS_QUERY
 from sluice.registry import Contribution, Spool
 
-FOLLOW = "sluice.contrib.sentinel.sentinels:follow"
+FOLLOW = "sluice.contrib.sentinel.sentinels:follow_master"
 FORM = "redis+sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT,HOST:PORT/NAME"
 ADDRESS = rf"redis%s\+sentinel://(?:{LOGIN})?{HOST}(?:,{HOST})*/[\w.-]+"
 

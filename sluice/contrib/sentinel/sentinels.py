@@ -19,7 +19,7 @@ from sluice.base.override import override
 ASK_SECONDS = 0.2  # between two questions to a Sentinel: a failover takes about two seconds longer than this
 
 
-def follow(address: str) -> Callable[[], Sentinels]:
+def follow_master(address: str) -> Callable[[], Sentinels]:
     """What makes the Sentinels of an address."""
     return lambda: sentinels(address, os.getpid())
 
@@ -82,8 +82,10 @@ class Sentinels(MasterWatch):
             answer = None
             try:
                 state, (host, port), replicas = exchange(link, questions)
-                candidates = sum(map(is_candidate, map(pairs, replicas)))
-                answer = SentinelAnswer(int(pairs(state)[b"config-epoch"]), (host.decode(), int(port)), candidates)
+                candidates = sum(map(is_candidate, map(reply_fields, replicas)))
+                answer = SentinelAnswer(
+                    int(reply_fields(state)[b"config-epoch"]), (host.decode(), int(port)), candidates
+                )
             except Exception as error:  # whatever a Sentinel says, it is asked again
                 self.reason = str(error) or type(error).__name__
             self.learn(number, answer)
@@ -101,7 +103,7 @@ class Sentinels(MasterWatch):
                 self.replicas = self.best.replicas  # only now: the previous master might have fewer
 
 
-def pairs(reply: list[bytes]) -> dict[bytes, bytes]:
+def reply_fields(reply: list[bytes]) -> dict[bytes, bytes]:
     """The fields of a reply of RESP 2."""
     return dict(zip(reply[::2], reply[1::2]))
 

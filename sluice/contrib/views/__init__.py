@@ -13,15 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.contrib.views.declared import VIEWS, load, verify
+    from sluice.contrib.views.declared import VIEWS, check_declarations, load_views
     from sluice.contrib.views.kinds.feed import Feed, feed
     from sluice.contrib.views.kinds.latest import Latest, latest
     from sluice.contrib.views.kinds.tally import Tally, tally
     from sluice.contrib.views.kinds.view import View
 
-__all__ = ["VIEWS", "Feed", "Latest", "Tally", "View", "feed", "latest", "load", "tally", "verify"]
+__all__ = ["VIEWS", "Feed", "Latest", "Tally", "View", "feed", "latest", "load_views", "tally", "check_declarations"]
 _EXPORTS = {
-    "declared": ("VIEWS", "load", "verify"),
+    "declared": ("VIEWS", "load_views", "check_declarations"),
     "kinds.feed": ("Feed", "feed"),
     "kinds.latest": ("Latest", "latest"),
     "kinds.tally": ("Tally", "tally"),

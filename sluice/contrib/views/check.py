@@ -49,17 +49,17 @@ class Checker:
         if isinstance(view, Tally):
             return self.check_counts(path, view)
         assert isinstance(view, Followed)
-        state = (self.client.ask(("GET", contract.state(path)))[0] or b"").decode()
+        state = (self.client.ask(("GET", contract.state_key(path)))[0] or b"").decode()
         if not state or state == contract.FULL.decode():
             return Checked(state or "building", 0, [])
-        size = int(self.client.ask(("HGET", contract.info(path, state), "keys"))[0] or 0)
+        size = int(self.client.ask(("HGET", contract.info_key(path, state), "keys"))[0] or 0)
         shares = size // SHARE_KEYS + 1
         keys = 0
         different: list[str] = []
         for share in range(shares):
             compared, wrong = self.check_share(path, view, state, share, shares)
             keys, different = keys + compared, different + wrong
-        if different and self.client.ask(("GET", contract.state(path)))[0] != state.encode():
+        if different and self.client.ask(("GET", contract.state_key(path)))[0] != state.encode():
             return self.check(path, view)  # another generation is served now, and the keys of that one are deleted
         return Checked("served", keys, different)
 
@@ -69,7 +69,7 @@ class Checker:
         def shared(key: str) -> bool:
             return shares == 1 or crc32(key.encode(errors="surrogateescape")) % shares == share
 
-        crowded = self.client.ask(("GET", contract.crowded(path)))[0] == generation.encode()
+        crowded = self.client.ask(("GET", contract.crowded_key(path)))[0] == generation.encode()
         mirror = Mirror(self.source, view, shared)
         suspects = set(filter(shared, self.keys(view.prefix(path, generation)))) | mirror.read().keys()
         keys = len(suspects)
@@ -100,7 +100,7 @@ class Checker:
 
     def values(self, path: str, view: Followed, generation: str, keys: set[str]) -> dict[str, Any]:
         """The values of some keys in the views' Redis, in the form of `Reducer.values`."""
-        prefix = contract.prefix(path, generation)
+        prefix = contract.generation_prefix(path, generation)
         command = "GET" if view.string else "HGETALL"
         values: dict[str, Any] = {}
         ordered = sorted(keys)

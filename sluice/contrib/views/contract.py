@@ -40,12 +40,12 @@ def fingerprint(view: object) -> str:
     return blake2b(f"{LAYOUT} {view!r}".encode(), digest_size=4).hexdigest()
 
 
-def state(path: str) -> str:
+def state_key(path: str) -> str:
     """String: the generation that is served, or FULL. Absent: the view is not built yet."""
     return f"s:{path}"
 
 
-def crowded(path: str) -> str:
+def crowded_key(path: str) -> str:
     """String: the generation, if it has refused keys: one that it lacks may have rows."""
     return f"c:{path}"
 
@@ -55,7 +55,7 @@ def building(path: str) -> str:
     return f"n:{path}"
 
 
-def info(path: str, generation: str) -> str:
+def info_key(path: str, generation: str) -> str:
     """Hash of a generation.
 
     spec: the declaration and the fields. position: of the follower. rows: applied. keys: of the view. bytes: about
@@ -65,20 +65,20 @@ def info(path: str, generation: str) -> str:
     return f"g:{path}:{generation}"
 
 
-def prefix(path: str, generation: str) -> str:
+def generation_prefix(path: str, generation: str) -> str:
     """The beginning of all keys of a generation; the key's text follows. The files of the kinds have the values."""
     return f"v:{path}:{generation}:"
 
 
-def kept(path: str, view: object, key: str) -> str:
+def kept_key(path: str, view: object, key: str) -> str:
     """String, with a lifetime: the JSON of a tally. Empty: the database has no row with that key: 404.
 
-    Absent: the reader pushes to `asked` and asks again until the value is there; every second it pushes again.
+    Absent: the reader pushes to `asked_key` and asks again until the value is there; every second it pushes again.
     """
     return f"t:{path}:{fingerprint(view)}:{key}"
 
 
-def asked(path: str) -> str:
+def asked_key(path: str) -> str:
     """List: keys of a tally without a kept value that a client waits for; the reader pushes a key once a second.
 
     It has at most ASKED_KEYS, the last ones: whoever still waits pushes again.
@@ -86,7 +86,7 @@ def asked(path: str) -> str:
     return f"a:{path}"
 
 
-def wanted(path: str) -> str:
+def wanted_key(path: str) -> str:
     """Sorted set: key -> when a client last asked for its tally, in milliseconds since 1970.
 
     The reader adds a key that has a value when it is asked for, at most once a second for each key. The refresher

@@ -24,7 +24,7 @@ VIEWS: dict[str, View] = {
 }
 
 
-def load(s: settings.Settings) -> dict[str, View]:
+def load_views(s: settings.Settings) -> dict[str, View]:
     """The built-in views and those of the user's module, which may replace them; none if INGEST_VIEWS is `off`.
 
     Of the built-in ones, those of a stream whose rows go elsewhere (INGEST_ROWS) are left out.
@@ -34,10 +34,10 @@ def load(s: settings.Settings) -> dict[str, View]:
     if s.views == "off":
         return {}
     views = {path: view for path, view in VIEWS.items() if has_table(s, view.stream)}
-    views.update(extension.dictionary(NAME, s.views, "VIEWS"))
+    views.update(extension.load_dictionary(NAME, s.views, "VIEWS"))
     known = load_routes(s.routes)
     for path, view in views.items():
-        problem = invalid(path, view) or ("a route has this path" if path in known else "")
+        problem = declaration_problem(path, view) or ("a route has this path" if path in known else "")
         if not problem and not has_table(s, view.stream):
             problem = f"INGEST_ROWS sends the rows of {view.stream} elsewhere, and a view follows a table"
         if problem:
@@ -55,7 +55,7 @@ def are_on(s: settings.Settings) -> bool:
     return bool(s.views != "off")
 
 
-def invalid(path: object, view: object) -> str:
+def declaration_problem(path: object, view: object) -> str:
     """Why a declaration cannot be a view, or ""."""
     if not (isinstance(path, str) and PATH.fullmatch(path)):
         return "a path is / and letters, digits or / . ~ - _, without // and /../"
@@ -64,7 +64,7 @@ def invalid(path: object, view: object) -> str:
     return view.problem if isinstance(view, View) else "the view is not made by a function of sluice.contrib.views"
 
 
-def verify(views: Mapping[str, View], streams: Mapping[str, Any]) -> None:
+def check_declarations(views: Mapping[str, View], streams: Mapping[str, Any]) -> None:
     """Check that the streams and fields exist. streams: as `sluice.streams.built_in.load_streams` returns them.
 
     Raises: SettingError for the first one that does not.

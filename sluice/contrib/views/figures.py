@@ -9,7 +9,7 @@ from redis.exceptions import RedisError
 
 from sluice.contrib.views import contract
 from sluice.contrib.views.client import ViewsClient
-from sluice.contrib.views.declared import load
+from sluice.contrib.views.declared import load_views
 from sluice.contrib.views.kinds.view import View, ViewFigures
 from sluice.settings import Settings
 
@@ -20,19 +20,19 @@ class ViewsFigures:
     """What `Observer` reads of the views: a list of `ViewFigures` as dictionaries."""
 
     def __init__(self, s: Settings) -> None:
-        self.views = load(s)
+        self.views = load_views(s)
         self.client = ViewsClient(s.scratch_redis, PATIENCE_SECONDS)
 
     def read(self, counted: Mapping[str, int] | None, trouble: list[str]) -> list[dict[str, Any]]:
         try:
-            seen = look(self.client, self.views) if self.views else []
+            seen = view_figures(self.client, self.views) if self.views else []
         except RedisError as error:
             trouble.append(f"the views' Redis is unavailable: {error}")
             seen = [ViewFigures(path, "unavailable") for path in self.views]
         return [view._asdict() for view in seen]
 
 
-def look(client: ViewsClient, declared: Mapping[str, View]) -> list[ViewFigures]:
+def view_figures(client: ViewsClient, declared: Mapping[str, View]) -> list[ViewFigures]:
     """The figures of the declared views. Raises: RedisError."""
     (counted,) = client.ask(("HGETALL", contract.READS))
     reads: dict[str, dict[str, int]] = {}

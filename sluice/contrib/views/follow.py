@@ -16,18 +16,18 @@ from sluice.streams.built_in import load_streams
 
 def main() -> None:
     with settings.exit_if_invalid():
-        s = settings.load()
+        s = settings.load_settings()
         daemon.start_logging(s.log)
         streams = load_streams(s)
-        declared = views.load(s)
-        views.verify(declared, streams)
+        declared = views.load_views(s)
+        views.check_declarations(declared, streams)
         check_store(s.store)
     socket = s.scratch_redis
     daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)
     refresher = Refresher(socket, s.store, declared, streams, lambda: follower.token)
     daemon.stop_on_signal(follower)
-    daemon.notify("READY=1")
+    daemon.notify_systemd("READY=1")
     refresher.start()
     follower.run()
     refresher.stop()

@@ -66,7 +66,7 @@ ROOM_SHARES = (0.7, 0.2)
 AGAIN_SHARE = 0.5  # of maxmemory: below it a view that has refused keys is built again
 
 
-def rest(busy: bool, waited: float) -> float:
+def pause_seconds(busy: bool, waited: float) -> float:
     """Seconds until the next turn. busy: there are more rows. waited: seconds that the turn waited for a processor."""
     return max(0.0 if busy else IDLE_SECONDS, min(REST_FACTOR * waited, REST_SECONDS))
 
@@ -84,7 +84,7 @@ class Generation:
 
     @property
     def info(self) -> str:
-        return contract.info(self.path, self.name)
+        return contract.info_key(self.path, self.name)
 
 
 class Follower:
@@ -115,10 +115,10 @@ class Follower:
     def run(self) -> None:
         backoff = BACKOFF_SECONDS[0]
         token = lambda: None if self.stopping else self.token  # noqa: E731
-        threading.Thread(target=lease.keep, args=(self.socket, token), name="lease", daemon=True).start()
+        threading.Thread(target=lease.keep_lease, args=(self.socket, token), name="lease", daemon=True).start()
         self.source.prepare({view.stream for view in self.views.values()})
         watchdog = daemon.Watchdog()
-        waited = daemon.waited()
+        waited = daemon.waited_seconds()
         while not self.stopping:
             watchdog.turn()
             try:
@@ -126,8 +126,8 @@ class Follower:
                 if not any(generation.retry_at for generation in self.generations):
                     self.say(None)
                 backoff = BACKOFF_SECONDS[0]
-                before, waited = waited, daemon.waited()
-                self.wake.acquire(timeout=rest(busy, waited - before))
+                before, waited = waited, daemon.waited_seconds()
+                self.wake.acquire(timeout=pause_seconds(busy, waited - before))
                 continue
             except LeaseLost as error:
                 self.token = ""
@@ -159,7 +159,7 @@ class Follower:
 
     def take_over(self) -> bool:
         """Take the lease and load the positions; False if another follower has it."""
-        self.token, self.beat = lease.take(self.client), 0.0
+        self.token, self.beat = lease.take_lease(self.client), 0.0
         if not self.token:
             return False
         try:
@@ -173,10 +173,10 @@ class Follower:
         """Continue with the generations in Redis, or begin new ones."""
         self.generations, retries, self.retries = [], self.retries, {}
         for path in self.views:
-            state, building = self.client.ask(("GET", contract.state(path)), ("GET", contract.building(path)))
+            state, building = self.client.ask(("GET", contract.state_key(path)), ("GET", contract.building(path)))
             for name, live in (state, True), (building, False):
                 if name and name.startswith(contract.fingerprint(self.views[path]).encode()):
-                    info = contract.info(path, name.decode())
+                    info = contract.info_key(path, name.decode())
                     fields = "spec", "position", "bytes", "refused"
                     spec, position, size, refused = self.client.ask(("HMGET", info, *fields))[0]
                     if position is not None and spec == self.specs[path].encode():
@@ -208,12 +208,12 @@ class Follower:
 
     def write(self, *commands: tuple[str | bytes | int, ...]) -> None:
         """Run all of these commands. Raises: LeaseLost, with none of them run, unless this process has the lease."""
-        self.client.ask(lease.write(self.token, *commands))
+        self.client.ask(lease.write_fenced(self.token, *commands))
 
     def withdraw(self, paths: Iterable[str]) -> None:
         """Stop serving views whose data is not of this database or declaration."""
         paths = set(paths)
-        self.write(("UNLINK", *map(contract.state, paths), *map(contract.building, paths)))
+        self.write(("UNLINK", *map(contract.state_key, paths), *map(contract.building, paths)))
         self.generations = [generation for generation in self.generations if generation.path not in paths]
 
     def turn(self) -> bool:
@@ -298,7 +298,7 @@ class Follower:
                 if not generation.live and used > MEMORY_SHARES[0] * size:
                     raise Full
                 window: list[Command] = []
-                free = room(generation, self.generations, len(self.views), used, size)
+                free = free_bytes(generation, self.generations, len(self.views), used, size)
                 read = partial(self.read, window)
                 for command in reduced.commands(generation.path, generation.name, self.token, free, read):
                     window.append(command)
@@ -313,7 +313,7 @@ class Follower:
             except Full:
                 self.client.ask(("UNWATCH",))
                 generation.retry_at = time.monotonic() + BACKOFF_SECONDS[0]
-                self.full(largest(self.generations) if generation.live else generation)
+                self.full(largest_view(self.generations) if generation.live else generation)
             except (ConnectionError, LeaseLost):
                 raise
             except Exception as error:
@@ -340,7 +340,7 @@ class Follower:
         generation.crowded = True
         if generation.live:
             self.retries.setdefault(generation.path, (time.monotonic() + RETRY_SECONDS[0], RETRY_SECONDS[0]))
-            self.write(("SET", contract.crowded(generation.path), generation.name))
+            self.write(("SET", contract.crowded_key(generation.path), generation.name))
 
     def full(self, generation: Generation) -> None:
         """A generation does not fit. If no other is in service the view answers 503 until one that fits is built."""
@@ -354,7 +354,7 @@ class Follower:
         else:
             self.generations = [other for other in self.generations if other.path != path]
             log.error("%s is not served: the memory is full; raise INGEST_VIEWS_MEMORY", path)
-            self.write(("SET", contract.state(path), contract.FULL), ("DEL", contract.building(path)))
+            self.write(("SET", contract.state_key(path), contract.FULL), ("DEL", contract.building(path)))
         self.cursor = 0  # its keys go
 
     def switch(self, generation: Generation) -> None:
@@ -364,7 +364,7 @@ class Follower:
         self.retries.pop(path, None)
         if generation.crowded:
             self.crowd(generation)
-        self.write(("SET", contract.state(path), generation.name), ("DEL", contract.building(path)))
+        self.write(("SET", contract.state_key(path), generation.name), ("DEL", contract.building(path)))
         self.generations = [other for other in self.generations if other.path != path or other is generation]
         self.cursor = 0
         log.info("%s: built", path)
@@ -374,7 +374,7 @@ class Follower:
         self.beat = time.monotonic() + lease.BEAT_SECONDS
         milliseconds = int(time.time() * 1000)
         infos = [generation.info for generation in self.generations if generation.synced]
-        _, asked = self.client.ask(lease.write(self.token), ("SMEMBERS", contract.REBUILD))
+        _, asked = self.client.ask(lease.write_fenced(self.token), ("SMEMBERS", contract.REBUILD))
         if infos and not self.source.news():
             self.write(*(("HSET", info, "synced", milliseconds) for info in infos))
         else:
@@ -385,7 +385,7 @@ class Follower:
             self.build(path)
         if asked:
             self.client.ask(("SREM", contract.REBUILD, *asked))
-        for path in due(self.retries, self.generations, self.client):
+        for path in due_retries(self.retries, self.generations, self.client):
             delay = self.retries[path][1]
             self.build(path)
             self.retries[path] = float("inf"), delay  # until it fits or not
@@ -396,13 +396,13 @@ class Follower:
             return False
         cursor, keys = self.client.ask(("SCAN", self.cursor, "COUNT", SCAN_KEYS))[0]
         used = {(generation.path, generation.name) for generation in self.generations}
-        if gone := [key for key in keys if not needed(key, used, self.views, self.counted)]:
+        if gone := [key for key in keys if not is_needed(key, used, self.views, self.counted)]:
             self.write(("UNLINK", *gone))
         self.cursor = int(cursor) or None
         return True
 
 
-def room(generation: Generation, all_of_them: list[Generation], views: int, used: int, size: int) -> int:
+def free_bytes(generation: Generation, all_of_them: list[Generation], views: int, used: int, size: int) -> int:
     """Bytes that new keys of a generation may take. Those of the one that it will replace do not count."""
     path = generation.path
     replaced = sum(other.bytes for other in all_of_them if other.path == path and other is not generation)
@@ -410,7 +410,9 @@ def room(generation: Generation, all_of_them: list[Generation], views: int, used
     return max(free - used + replaced, share // views - generation.bytes)
 
 
-def due(retries: Mapping[str, tuple[float, float]], generations: list[Generation], client: ViewsClient) -> list[str]:
+def due_retries(
+    retries: Mapping[str, tuple[float, float]], generations: list[Generation], client: ViewsClient
+) -> list[str]:
     """The views to be built again now: their time has come, and there is room."""
     paths = [path for path, (at, _) in retries.items() if time.monotonic() >= at]
     used, size = client.memory() if paths else (0, 0)
@@ -418,12 +420,12 @@ def due(retries: Mapping[str, tuple[float, float]], generations: list[Generation
     return [path for path in paths if used < size * (AGAIN_SHARE if path in served else MEMORY_SHARES[1])]
 
 
-def largest(generations: list[Generation]) -> Generation:
+def largest_view(generations: list[Generation]) -> Generation:
     """Of the views in service the one that goes when Redis is full."""
     return max(generations, key=lambda generation: generation.live * generation.bytes)
 
 
-def needed(key: bytes, used: set[tuple[str, str]], views: Collection[str], counted: Collection[str]) -> bool:
+def is_needed(key: bytes, used: set[tuple[str, str]], views: Collection[str], counted: Collection[str]) -> bool:
     """Whether a key belongs to a generation in use or to a declared view."""
     kind, _, rest = key.decode(errors="surrogateescape").partition(":")
     path, _, more = rest.partition(":")

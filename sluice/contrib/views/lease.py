@@ -16,7 +16,7 @@ BEAT_SECONDS = 0.5  # between two renewals
 LEASE = int(contract.LEASE_SECONDS * 1000)
 
 
-def take(client: ViewsClient) -> str:
+def take_lease(client: ViewsClient) -> str:
     """Take the lease. Returns: the token, or "" if another follower has it."""
     (connection,) = client.ask(("CLIENT", "ID"))
     token = f"{connection}:{os.getpid()}:{secrets.token_hex(8)}"
@@ -26,22 +26,22 @@ def take(client: ViewsClient) -> str:
     # the lease of a killed follower: its connection is gone, so there is no need to wait
     if holder and not client.ask(("CLIENT", "LIST", "ID", holder.partition(b":")[0]))[0]:
         with contextlib.suppress(LeaseLost):
-            client.ask(write(holder, ("DEL", contract.HOLDER)))
+            client.ask(write_fenced(holder, ("DEL", contract.HOLDER)))
     return ""
 
 
-def write(token: str | bytes, *commands: tuple[str | bytes | int, ...]) -> Command:
+def write_fenced(token: str | bytes, *commands: tuple[str | bytes | int, ...]) -> Command:
     """A command that renews the lease and runs these commands, or none of them if another follower has the lease."""
     words = (word for command in commands for word in (len(command), *command))
     return "EVAL", contract.WRITE, 1, contract.HOLDER, token, *words
 
 
-def keep(socket: str, token: Callable[[], str | None]) -> None:
+def keep_lease(socket: str, token: Callable[[], str | None]) -> None:
     """Renew the lease until `token` returns None: a turn of its holder may have to read a whole table."""
     client = ViewsClient(socket)
     while (held := token()) is not None:
         if held:
             with contextlib.suppress(Exception):  # its holder sees what is wrong
-                client.ask(write(held))
+                client.ask(write_fenced(held))
         time.sleep(BEAT_SECONDS)
     client.close()

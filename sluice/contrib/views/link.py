@@ -22,7 +22,7 @@ Read = Callable[[list[str]], list[Union[Place, None]]]  # keys -> the strings th
 Command = Union[tuple[Any, ...], list[Any]]  # the words; a list: the pieces of a packed command
 
 
-def pack(*words: bytes) -> bytes:
+def pack_command(*words: bytes) -> bytes:
     """A command in Redis's protocol."""
     sized = [(SIZES[len(word)] if len(word) < len(SIZES) else b"$%d\r\n" % len(word)) + word for word in words]
     return b"*%d\r\n%b\r\n" % (len(words), b"\r\n".join(sized))
@@ -49,7 +49,7 @@ class Link:
             for option in socket.SO_RCVTIMEO, socket.SO_SNDTIMEO:
                 link.setsockopt(socket.SOL_SOCKET, option, patience)
         if self.name:
-            link.sendall(pack(b"CLIENT", b"SETNAME", self.name.encode()))
+            link.sendall(pack_command(b"CLIENT", b"SETNAME", self.name.encode()))
             self.reply()
         return link
 

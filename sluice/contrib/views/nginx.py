@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sluice.contrib.views.declared import load
+from sluice.contrib.views.declared import load_views
 from sluice.parsers import EVERYBODY
-from sluice.run.nginx import allows, quoted
+from sluice.run.nginx import allow_lines, quoted_path
 from sluice.settings import Settings
 
 UPSTREAM = """\
@@ -33,15 +33,15 @@ location = {path} {{
 """
 
 
-def files(s: Settings) -> dict[str, str]:
+def view_files(s: Settings) -> dict[str, str]:
     """The files for nginx; none without views."""
-    paths = load(s)
+    paths = load_views(s)
     if not paths:
         return {}
-    servers = "".join(f"    server {quoted(f'unix:{path}')} max_fails=0;\n" for path in s.reader_sockets)
+    servers = "".join(f"    server {quoted_path(f'unix:{path}')} max_fails=0;\n" for path in s.reader_sockets)
     # where everybody may read, a page of a stranger gains nothing
     check = "" if s.read_allow == EVERYBODY else "include includes/host.conf;"
-    locations = (LOCATION.format(path=path, allows=allows(s.read_allow), check=check) for path in paths)
+    locations = (LOCATION.format(path=path, allows=allow_lines(s.read_allow), check=check) for path in paths)
     return {
         "http/views.conf": UPSTREAM.format(servers=servers),
         "server/views.conf": "".join(locations),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.contrib.views.declared import are_on, load, verify
+from sluice.contrib.views.declared import are_on, check_declarations, load_views
 from sluice.http.routes import Route
-from sluice.run.first_screen import group
+from sluice.run.first_screen import network_group
 from sluice.run.programs import Part
 from sluice.settings import Settings
 
@@ -15,14 +15,14 @@ LANE = "sluice.contrib.views.lane.ReaderLane"
 EXAMPLE = "/votes/tally"
 
 
-def follower(s: Settings) -> Part | None:
+def follower_part(s: Settings) -> Part | None:
     """It fills the views, and has no work to finish."""
     if not are_on(s):
         return None
     return Part("{python} -m sluice.contrib.views.follow", units=("sluice-follower.service",))
 
 
-def reader(s: Settings) -> Part | None:
+def reader_part(s: Settings) -> Part | None:
     """It answers the views."""
     if not are_on(s):
         return None
@@ -31,13 +31,13 @@ def reader(s: Settings) -> Part | None:
     return Part(command, priority=30, stop_seconds=3, units=("sluice-reader.socket", "sluice-reader.service"))
 
 
-def check(s: Settings, _: Mapping[str, Route], streams: Mapping[str, Any]) -> None:
+def check_views(s: Settings, _: Mapping[str, Route], streams: Mapping[str, Any]) -> None:
     """Raises: SettingError if a view has no stream or no field."""
-    verify(load(s), streams)
+    check_declarations(load_views(s), streams)
 
 
 def announce(s: Settings, words: dict[str, str]) -> None:
-    words["reads"] = f", {group(s.read_allow)} may read"
+    words["reads"] = f", {network_group(s.read_allow)} may read"
     words["change"] = "INGEST_ALLOW and INGEST_READ_ALLOW change it"
-    if EXAMPLE in load(s):
+    if EXAMPLE in load_views(s):
         words["example"] = f"{EXAMPLE}?poll=cookies"

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from sluice.base.counters import REPORT_SECONDS, Counts
 from sluice.contrib.views import contract
 from sluice.contrib.views.kinds.view import View
-from sluice.contrib.views.link import Link, Place, pack
+from sluice.contrib.views.link import Link, Place, pack_command
 
 log = logging.getLogger("sluice.reads")
 
@@ -78,7 +78,7 @@ class GroupReads:
         prefix = view.prefix
         names = [prefix + keys[0]] if len(keys) == 1 else [prefix + key for key in keys[: self.most()]]
         if not view.string:
-            names = [pack(b"HGETALL", name) for name in names]
+            names = [pack_command(b"HGETALL", name) for name in names]
         with self.entry:
             trip = self.open
             reads: dict[bytes, Any] = trip.strings if view.string else trip.commands
@@ -109,9 +109,9 @@ class GroupReads:
             new = [key for key in keys if now >= self.asked.get((path, key), 0.0)]
             if new:
                 self.asked.update(((path, key), now + ASK_SECONDS) for key in new)
-                asked = contract.asked(path).encode()
-                self.open.asks.append(pack(b"RPUSH", asked, *new))
-                self.open.asks.append(pack(b"LTRIM", asked, b"-%d" % contract.ASKED_KEYS, b"-1"))
+                asked = contract.asked_key(path).encode()
+                self.open.asks.append(pack_command(b"RPUSH", asked, *new))
+                self.open.asks.append(pack_command(b"LTRIM", asked, b"-%d" % contract.ASKED_KEYS, b"-1"))
         return bool(new)
 
     def fetch(self, trip: Trip) -> None:
@@ -147,7 +147,7 @@ class GroupReads:
         out = [*report, *trip.asks, *trip.commands]
         keys = [*trip.strings, *trip.states]
         if keys:
-            out.append(pack(b"MGET", *keys))
+            out.append(pack_command(b"MGET", *keys))
         received = self.redis.received
         self.redis.send(b"".join(out))
         refused = self.refused(len(report))  # by a full Redis; then the next report has the counts
@@ -177,10 +177,11 @@ class GroupReads:
         commands = []
         for path, keys in wanted.items():
             words = [word for key in keys for word in (milliseconds, key)]
-            commands.append(pack(b"ZADD", contract.wanted(path).encode(), *words))
+            commands.append(pack_command(b"ZADD", contract.wanted_key(path).encode(), *words))
         delta = self.counts.delta()
         commands += [
-            pack(b"HINCRBY", contract.READS.encode(), field.encode(), str(n).encode()) for field, n in delta.items()
+            pack_command(b"HINCRBY", contract.READS.encode(), field.encode(), str(n).encode())
+            for field, n in delta.items()
         ]
         return commands, delta
 
@@ -221,7 +222,7 @@ class ServedView:
         self.fingerprint = contract.fingerprint(view).encode()
         self.string, self.json = view.string, view.to_json()
         self.state = view.state(path).encode()
-        self.crowded = contract.crowded(path).encode() if self.state else b""
+        self.crowded = contract.crowded_key(path).encode() if self.state else b""
         # not None before the first one: an absent state, of a view that is not served, must differ
         self.generation: bytes | None = b"" if self.state else None
         self.prefix = view.prefix(path, "").encode()

@@ -51,10 +51,10 @@ def is_fresh(client: redis.Redis, key: str, period: float) -> bool:
     pipeline.strlen(key)
     pipeline.pttl(key)
     size, left = pipeline.execute()
-    return young(left, period) if size else 0 <= left <= UNKNOWN_SECONDS * 1000
+    return is_young(left, period) if size else 0 <= left <= UNKNOWN_SECONDS * 1000
 
 
-def young(left: int, period: float) -> bool:
+def is_young(left: int, period: float) -> bool:
     """Whether a value that lives for so many milliseconds yet is younger than a period."""
     return period < left / 1000 <= 2 * period
 
@@ -66,7 +66,7 @@ class Refresher:
         self, socket: str, url: str, views: Mapping[str, View], streams: dict[str, Stream], token: Callable[[], str]
     ) -> None:
         """socket: of the views' Redis. url: of the store. token: of the lease, "" while another process has it."""
-        self.client = connect.client(socket, PATIENCE_SECONDS)
+        self.client = connect.connect_client(socket, PATIENCE_SECONDS)
         self.url, self.streams, self.token = url, streams, token
         self.tallies = {path: view for path, view in views.items() if isinstance(view, Tally)}
         self.every = min([1.0, *(view.period / 4 for view in self.tallies.values())])  # seconds between two scans
@@ -93,7 +93,7 @@ class Refresher:
     def run(self, path: str, ahead: bool) -> None:
         """Count what clients wait for and, if `ahead`, what will expire."""
         source = open_row_source(self.url, self.streams)
-        asked, due = contract.asked(path), 0.0
+        asked, due = contract.asked_key(path), 0.0
         while not self.stopping.is_set():
             if not self.token():
                 self.stopping.wait(self.every)
@@ -101,14 +101,14 @@ class Refresher:
             try:
                 first: Any = self.client.blpop([asked], timeout=self.every)
                 if first:
-                    self.refresh(source, path, text(first[1]))
+                    self.refresh(source, path, key_text(first[1]))
                 if ahead and time.monotonic() >= due:
                     due = time.monotonic() + self.every
                     for key in self.expiring(path):
                         self.refresh(source, path, key)
                         first = self.client.lpop(asked)
                         if first:
-                            self.refresh(source, path, text(first))
+                            self.refresh(source, path, key_text(first))
             except Exception as error:
                 self.say(error)
                 self.stopping.wait(self.every)
@@ -123,14 +123,14 @@ class Refresher:
 
     def expiring(self, path: str) -> list[str]:
         """The keys of a tally that are older than a period and were asked for lately; the others are forgotten."""
-        view, wanted, now = self.tallies[path], contract.wanted(path), time.time() * 1000
+        view, wanted, now = self.tallies[path], contract.wanted_key(path), time.time() * 1000
         self.client.zremrangebyscore(wanted, "-inf", now - 2000 * view.period)
         self.client.zremrangebyrank(wanted, 0, -1 - contract.WANTED_KEYS)
         found: Any = self.client.zrange(wanted, 0, -1, desc=True)
         pipeline = self.client.pipeline(transaction=False)
         for key in found:
-            pipeline.pttl(contract.kept(path, view, text(key)))
-            pipeline.strlen(contract.kept(path, view, text(key)))
+            pipeline.pttl(contract.kept_key(path, view, key_text(key)))
+            pipeline.strlen(contract.kept_key(path, view, key_text(key)))
         replies = iter(pipeline.execute())
         memory: Any = self.client.info("memory")
         left = (memory["maxmemory"] or 1 << 62) * MEMORY_SHARE / len(self.tallies)
@@ -139,9 +139,9 @@ class Refresher:
             left -= size + len(key) + KEY_BYTES
             if left < 0:
                 self.client.zrem(wanted, key)
-                self.client.unlink(contract.kept(path, view, text(key)))
-            elif size and not young(expires, view.period):
-                expiring.append(text(key))
+                self.client.unlink(contract.kept_key(path, view, key_text(key)))
+            elif size and not is_young(expires, view.period):
+                expiring.append(key_text(key))
         return expiring
 
     def refresh(self, source: RowSource, path: str, key: str) -> None:
@@ -150,7 +150,7 @@ class Refresher:
         If the count fails, the old one is kept while it lives. That of an unknown key is empty, and kept for a second.
         """
         view, token = self.tallies[path], self.token()
-        name = contract.kept(path, view, key)
+        name = contract.kept_key(path, view, key)
         with self.entry:
             if name in self.counting or time.monotonic() < self.failed.get(name, 0.0):
                 return
@@ -198,5 +198,5 @@ class Refresher:
                 log.warning("%s: no index on %s, so each tally reads all rows: %s", view.stream, view.key, error)
 
 
-def text(key: bytes) -> str:
+def key_text(key: bytes) -> str:
     return key.decode(errors="replace")

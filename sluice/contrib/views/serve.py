@@ -109,7 +109,7 @@ class ViewAnswer:
                 if len(values) == 1 and not values[0]:
                     raise Rejected(NO_KEY)
             except Rejected as rejected:
-                return iter(respond(rejected.args[0], endpoint.path, self.start_response, self.method))
+                return iter(start_answer(rejected.args[0], endpoint.path, self.start_response, self.method))
             body = values[0] or b""
             if len(values) > 1:
                 body = b"[%b]" % b",".join([value or b"null" for value in values])
@@ -123,7 +123,7 @@ class ViewAnswer:
             endpoint.ok.n += 1
             self.start_response(OK, HEADERS)
             return iter((body,))
-        return iter(respond(reply(OK, body, JSON, *PRIVATE), endpoint.path, self.start_response, self.method))
+        return iter(start_answer(reply(OK, body, JSON, *PRIVATE), endpoint.path, self.start_response, self.method))
 
     @property
     def waits(self) -> bool:
@@ -190,16 +190,16 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     try:
         endpoint = ENDPOINTS[environ["PATH_INFO"]]
     except KeyError:
-        return respond(NOT_FOUND, "", start_response, method)
+        return start_answer(NOT_FOUND, "", start_response, method)
     if method != "GET" and method != "HEAD":
-        return respond(replies.GET_ONLY, endpoint.path, start_response, method)
+        return start_answer(replies.GET_ONLY, endpoint.path, start_response, method)
     try:
         return ViewAnswer(endpoint, environ, start_response)
     except Rejected as rejected:
-        return respond(rejected.args[0], endpoint.path, start_response, method)
+        return start_answer(rejected.args[0], endpoint.path, start_response, method)
 
 
-def respond(given: Reply, path: str, start_response: Callable[..., Any], method: str) -> Iterable[bytes]:
+def start_answer(given: Reply, path: str, start_response: Callable[..., Any], method: str) -> Iterable[bytes]:
     """Answer. path: of a view; "" counts all other paths together."""
     READS.counts.counter(f"{path} {given.status[:3]}").n += 1
     start_response(given.status, given.headers)
@@ -210,5 +210,5 @@ def bad_request(detail: str) -> Reply:
     return replies.problem("400 Bad Request", detail)
 
 
-ENDPOINTS = {path: ViewEndpoint(path, view) for path, view in views.load(SETTINGS).items()}
+ENDPOINTS = {path: ViewEndpoint(path, view) for path, view in views.load_views(SETTINGS).items()}
 app.fastlane = Options(tick=READS.tick, shares_environ=True, fields=())  # type: ignore[attr-defined]

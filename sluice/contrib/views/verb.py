@@ -14,13 +14,13 @@ import time
 
 from redis.exceptions import RedisError
 
-from sluice.base import screen
+from sluice.base import terminal
 from sluice.base.counters import read_rates
 from sluice.contrib import views
 from sluice.contrib.views import contract
 from sluice.contrib.views.check import Checker
 from sluice.contrib.views.client import Full, ViewsClient
-from sluice.contrib.views.figures import look
+from sluice.contrib.views.figures import view_figures
 from sluice.contrib.views.kinds.followed import Followed
 from sluice.contrib.views.kinds.view import ViewFigures
 from sluice.settings import SettingError, Settings
@@ -41,41 +41,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    declared = views.load(s)
-    views.verify(declared, streams)
+    declared = views.load_views(s)
+    views.check_declarations(declared, streams)
     path = arguments.path
     if path is not None and path not in declared:
         raise SettingError(f"there is no view {path!r}; the views are {', '.join(sorted(declared))}.")
     chosen = {path: declared[path]} if path else declared
     try:
         if arguments.action == "check":
-            return check(Checker(s.scratch_redis, s.store, streams, s.keep), chosen)
+            return check_values(Checker(s.scratch_redis, s.store, streams, s.keep), chosen)
         client = ViewsClient(s.scratch_redis)
-        return rebuild(client, chosen) if arguments.action == "rebuild" else show(client, declared)
+        return rebuild_views(client, chosen) if arguments.action == "rebuild" else show_views(client, declared)
     except RedisError as error:
-        screen.complain(f"the views' Redis is unavailable: {error}")
+        terminal.complain(f"the views' Redis is unavailable: {error}")
     except Full:
-        screen.complain("the views' memory is full; raise INGEST_VIEWS_MEMORY")
+        terminal.complain("the views' memory is full; raise INGEST_VIEWS_MEMORY")
     return 1
 
 
-def show(client: ViewsClient, declared: dict[str, views.View]) -> int:
+def show_views(client: ViewsClient, declared: dict[str, views.View]) -> int:
     if not declared:
         print("There are no views: INGEST_VIEWS is off, or INGEST_ROWS sends the rows of their streams elsewhere.")
         return 0
-    figures = look(client, declared)
-    print(screen.table(("view", "state", "keys", "memory", "lag", "reads", "hits"), map(cells, figures), left=2))
+    figures = view_figures(client, declared)
+    print(
+        terminal.format_table(
+            ("view", "state", "keys", "memory", "lag", "reads", "hits"), map(view_cells, figures), left=2
+        )
+    )
     return 0 if all(view.state == "served" for view in figures) else 1
 
 
-def cells(view: ViewFigures) -> list[str]:
-    lag = "" if view.lag is None else screen.ago(view.lag)
+def view_cells(view: ViewFigures) -> list[str]:
+    lag = "" if view.lag is None else terminal.format_age(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
     reads, hits = read_rates({}, view.reads, 1)
-    return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", screen.percent(hits)]
+    return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", terminal.format_percent(hits)]
 
 
-def check(checker: Checker, chosen: dict[str, views.View]) -> int:
+def check_values(checker: Checker, chosen: dict[str, views.View]) -> int:
     status = 0
     for path, view in chosen.items():
         comparison = checker.check(path, view)
@@ -85,22 +89,22 @@ def check(checker: Checker, chosen: dict[str, views.View]) -> int:
             continue
         print(f"{path}: {comparison.keys} keys, {len(comparison.different)} different")
         for key in comparison.different[:SHOWN_KEYS]:
-            print(f"  {screen.shown(key)}")
+            print(f"  {terminal.printable(key)}")
         status |= bool(comparison.different)
     checker.close()
     return status
 
 
-def rebuild(client: ViewsClient, chosen: dict[str, views.View]) -> int:
+def rebuild_views(client: ViewsClient, chosen: dict[str, views.View]) -> int:
     """Ask the follower, and wait until the new generations are served."""
     paths = [path for path, view in chosen.items() if isinstance(view, Followed)]
     if not paths:
         print("A tally is not built: it is counted when a client asks.")
         return 0
     if not client.ask(("EXISTS", contract.HOLDER))[0]:
-        screen.complain("no follower runs")
+        terminal.complain("no follower runs")
         return 1
-    old = dict(zip(paths, client.ask(*(("GET", contract.state(path)) for path in paths))))
+    old = dict(zip(paths, client.ask(*(("GET", contract.state_key(path)) for path in paths))))
     client.ask(("SADD", contract.REBUILD, *paths))
     print("sluice: building", file=sys.stderr, flush=True)
     while paths:
@@ -108,15 +112,15 @@ def rebuild(client: ViewsClient, chosen: dict[str, views.View]) -> int:
         asked, building, state = client.ask(
             ("SISMEMBER", contract.REBUILD, paths[0]),
             ("GET", contract.building(paths[0])),
-            ("GET", contract.state(paths[0])),
+            ("GET", contract.state_key(paths[0])),
         )
         if not asked and not building and state:
             path = paths.pop(0)
             if state in (contract.FULL, old[path]):
-                screen.complain(f"{path}: the memory is full; raise INGEST_VIEWS_MEMORY")
+                terminal.complain(f"{path}: the memory is full; raise INGEST_VIEWS_MEMORY")
                 return 1
             print(f"{path}: built")
         elif not client.ask(("EXISTS", contract.HOLDER))[0]:
-            screen.complain("the follower ended; it continues when it is started again")
+            terminal.complain("the follower ended; it continues when it is started again")
             return 1
     return 0

@@ -13,29 +13,29 @@ from sluice.store.copies import CannotCopy, Progress
 from sluice.store.store import Store, check_layout
 
 STEP_PAGES = 1_000  # copied between two calls of `progress`
-PATIENCE_SECONDS = 30.0  # that `restore` waits for writers
+PATIENCE_SECONDS = 30.0  # that `restore_file` waits for writers
 
 
-def backup(store: Store[Any], part: Path, progress: Progress) -> None:
+def backup_file(store: Store[Any], part: Path, progress: Progress) -> None:
     """Copy the database to a file. Raises: Unavailable; CannotCopy, if the file cannot be written."""
     with store.transaction(read=True) as db:
         db.execute("SELECT 1 FROM batches LIMIT 1").fetchone()  # from here on the transaction sees one snapshot
-        write(db, part, progress)
+        write_part(db, part, progress)
 
 
-def write(source: Any, part: Path, progress: Progress) -> None:
+def write_part(source: Any, part: Path, progress: Progress) -> None:
     target = apsw.Connection(str(part))
     try:
         target.execute("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF")  # a file that is not whole is thrown away
-        copy(target, source, progress)
+        copy_pages(target, source, progress)
         target.execute("PRAGMA journal_mode=DELETE")  # one file, until someone writes to it
     except apsw.FullError as error:
-        raise CannotCopy(f"{part}: {reason(error)}") from None
+        raise CannotCopy(f"{part}: {copy_reason(error)}") from None
     finally:
         target.close()
 
 
-def check(file: Path) -> None:
+def check_copy(file: Path) -> None:
     """Check that a file is a whole database of this program. Raises: CannotCopy, NewerTables."""
     source = readable(file)
     try:
@@ -53,22 +53,22 @@ def check(file: Path) -> None:
         raise CannotCopy(f"{file} is damaged: {' '.join(str(found).split())}")
 
 
-def restore(store: Any, file: Path, progress: Progress) -> None:
+def restore_file(store: Any, file: Path, progress: Progress) -> None:
     """Copy a file over the database in one transaction. Programs that have it open go on with the new content.
 
     Raises: CannotCopy.
     """
     source = readable(file)
     try:
-        copy(store.open(), source, progress)
+        copy_pages(store.open(), source, progress)
         store.close()
     except apsw.Error as error:
-        raise CannotCopy(f"the database is as it was: {reason(error)}") from None
+        raise CannotCopy(f"the database is as it was: {copy_reason(error)}") from None
     finally:
         source.close()
 
 
-def reason(error: apsw.Error) -> str:
+def copy_reason(error: apsw.Error) -> str:
     """What has stopped a copy. The text of an error of the backup API is that of the connection: "not an error"."""
     if isinstance(error, apsw.FullError):
         return "the disk is full"
@@ -83,7 +83,7 @@ def readable(file: Path) -> Any:
     return apsw.Connection(f"file:{quote(str(file.absolute()))}?immutable=1", flags)
 
 
-def copy(target: Any, source: Any, progress: Progress) -> None:
+def copy_pages(target: Any, source: Any, progress: Progress) -> None:
     """Copy all pages between two connections of SQLite. Raises: apsw.Error, also if writers leave no gap."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     with target.backup("main", source, "main") as pages:

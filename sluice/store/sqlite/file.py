@@ -25,10 +25,10 @@ Identity = tuple["tuple[int, int] | None", ...]  # device and inode of the datab
 
 
 def identity(path: str) -> Identity:
-    return tuple(map(inode, (path, f"{path}-wal")))
+    return tuple(map(inode_of, (path, f"{path}-wal")))
 
 
-def inode(path: str) -> tuple[int, int] | None:
+def inode_of(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except FileNotFoundError:

@@ -17,10 +17,10 @@ import msgspec
 
 from sluice.base import disk
 from sluice.base.override import override
-from sluice.base.times import instant
+from sluice.base.times import iso_instant
 from sluice.parsers import Keep
 from sluice.spool.claim import Claim
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.sqlite.file import (
     Identity,
     check_log,
@@ -28,12 +28,12 @@ from sluice.store.sqlite.file import (
     cut_log,
     empty_log,
     identity,
-    inode,
+    inode_of,
     require_file,
     start_log,
 )
 from sluice.store.sqlite.table import Table
-from sluice.store.store import Elsewhere, Store, check_layout
+from sluice.store.store import RowDestinations, Store, check_layout
 from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
 from sluice.store.types import Body, Full, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
@@ -75,13 +75,19 @@ class Sqlite(Store[apsw.Connection]):
     )
 
     def __init__(
-        self, url: str, streams: dict[str, Stream], make: bool, keep: Keep, elsewhere: Elsewhere, used: bool = False
+        self,
+        url: str,
+        streams: dict[str, Stream],
+        make: bool,
+        keep: Keep,
+        row_destinations: RowDestinations,
+        used: bool = False,
     ) -> None:
         """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing.
 
         used: see `open_store`.
         """
-        super().__init__(streams, Table, keep, elsewhere)
+        super().__init__(streams, Table, keep, row_destinations)
         self.path = url.removeprefix("sqlite:///")
         self.make = make
         self.used = used
@@ -97,7 +103,7 @@ class Sqlite(Store[apsw.Connection]):
             self.checked.clear()
             flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
-                if self.file and inode(self.path) != self.file[0]:
+                if self.file and inode_of(self.path) != self.file[0]:
                     raise self.replaced()
                 folder = os.path.dirname(os.path.abspath(self.path))
                 if self.used:
@@ -148,7 +154,7 @@ class Sqlite(Store[apsw.Connection]):
         if layout < LAYOUT:
             for statement in (*RENAMED, *(f"DROP INDEX IF EXISTS {name}" for name in OLD_INDEXES)):
                 db.execute(statement)
-            for stream, address in self.elsewhere.addresses().items():
+            for stream, address in self.row_destinations.addresses().items():
                 db.execute("UPDATE batches_objects SET address = ? WHERE stream = ?", (address, stream))
         for name, columns in TABLES.items():
             listed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
@@ -214,7 +220,7 @@ class Sqlite(Store[apsw.Connection]):
 
         A page is written to the WAL, perhaps twice, and to the file.
         """
-        self.room = max(0, disk.spare(os.path.dirname(os.path.abspath(self.path)), 2)) // 3
+        self.room = max(0, disk.spare_bytes(os.path.dirname(os.path.abspath(self.path)), 2)) // 3
         pages, size = (self.run(db, f"PRAGMA {name}")[0][0] for name in ("page_count", "page_size"))
         db.execute(f"PRAGMA max_page_count={max(1, pages + self.room // size)}")
 
@@ -224,7 +230,7 @@ class Sqlite(Store[apsw.Connection]):
 
     @override
     def time(self, microseconds: int) -> str:
-        return instant(microseconds)
+        return iso_instant(microseconds)
 
     @override
     def exists(self, db: apsw.Connection, table: str) -> bool:
@@ -244,7 +250,7 @@ class Sqlite(Store[apsw.Connection]):
             return None
         db.execute(
             "INSERT OR IGNORE INTO batches (claim, stream, first, bodies, records, persisted_at) VALUES (?,?,?,?,0,?)",
-            (claim.id, claim.stream, claim.first, claim.count, instant(int(time.time() * 1e6))),
+            (claim.id, claim.stream, claim.first, claim.count, iso_instant(int(time.time() * 1e6))),
         )
         if not db.changes():
             return None
@@ -316,9 +322,9 @@ class Sqlite(Store[apsw.Connection]):
         # Rows are almost in the order of their arrival, so mostly the first ones are looked at. But rows that came
         # while the clock was ahead may stand before older ones, so all are looked at now and then. The last row stays:
         # its rowid is the position of the follower, and must not be given to another row
-        start, at = self.swept.pop(stream, 0), instant(before)
+        start, at = self.swept.pop(stream, 0), iso_instant(before)
         some = f'SELECT rowid AS id, received_at FROM "{stream}" WHERE rowid > ? ORDER BY 1 '
-        some += f"LIMIT {bounds.EXPIRE_ROWS}"
+        some += f"LIMIT {transaction_limits.EXPIRE_ROWS}"
         looked = f"SELECT max(id), count(*), coalesce(sum(received_at < ?), 0) FROM ({some})"
         with self.transaction(read=True) as db:  # a writer would wait for the lock only to find nothing
             if not self.exists(db, stream):
@@ -334,7 +340,7 @@ class Sqlite(Store[apsw.Connection]):
                 self.count_deleted(db, stream, db.changes())
         elif not start and time.monotonic() < self.sweep_at.get(stream, 0.0):
             return False
-        if rows < bounds.EXPIRE_ROWS:
+        if rows < transaction_limits.EXPIRE_ROWS:
             self.sweep_at[stream] = time.monotonic() + (self.keep.of(stream) or 0) / SWEEP_PART
             return False
         self.swept[stream] = end

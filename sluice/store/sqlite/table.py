@@ -9,7 +9,7 @@ import apsw
 import msgspec
 from msgspec.structs import astuple
 
-from sluice.base.times import instant, second
+from sluice.base.times import iso_instant, iso_second
 from sluice.store.tables import column_kind
 from sluice.store.types import Body, Origin, Row, Unavailable
 from sluice.streams.registry import Stream
@@ -59,7 +59,7 @@ class Table:
                     added = kind if "DEFAULT" in kind else kind.partition(" ")[0]
                     db.execute(f'ALTER TABLE "{self.name}" ADD COLUMN "{name}" {added}')
                     present[name] = kind
-                elif not keeps(present[name], kind, name):
+                elif not keeps_values(present[name], kind, name):
                     raise Unavailable(
                         f"SQLite: column {name} of table {self.name} has the type {present[name]}, expected "
                         f"{kind.partition(' ')[0] or 'none'}: rename it, and the worker adds a new one"
@@ -79,18 +79,18 @@ class Table:
             seq = body.seq
             if body.received != last:
                 last = body.received
-                arrived = instant(last)
+                arrived = iso_instant(last)
             who = senders.get(seq, "") if senders else ""
             for record in body.records:
                 when = record.time
                 if when is None:
                     at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
                 elif nanoseconds:
-                    at = f"{second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
+                    at = f"{iso_second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
                 elif when % 1_000_000_000:
-                    at = f"{second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
+                    at = f"{iso_second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
                 else:
-                    at = instant(when // 1000)
+                    at = iso_instant(when // 1000)
                 row = astuple(plain(record) if plain else record) + (arrived, at, batch, seq, who)
                 yield self.encode(row) if encoded else row
 
@@ -106,7 +106,7 @@ def as_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def keeps(present: str, kind: str, name: str) -> bool:
+def keeps_values(present: str, kind: str, name: str) -> bool:
     """Whether a column of the type `present` keeps values for which ours has the type `kind` as they are."""
     affinity = affinity_of(present)
     own = name in ("received_at", "time") and affinity == "NUMERIC"  # DATETIME: these texts are no numbers

@@ -153,7 +153,7 @@ def test_guesses_count_towards_the_rate_of_a_client(check: str, tmp: Path) -> No
 
 @pytest.mark.parametrize("rate, on", [("", True), ("0", False), ("7", True)])
 def test_unless_set_clients_with_passwords_have_a_rate(rate: str, on: bool, tmp: Path) -> None:
-    text = as_one_text(settings.load({"INGEST_PASSWORDS": str(passwords(tmp)), "INGEST_CLIENT_RATE": rate}))
+    text = as_one_text(settings.load_settings({"INGEST_PASSWORDS": str(passwords(tmp)), "INGEST_CLIENT_RATE": rate}))
     lines = re.findall(r"^ *limit_req(?:_zone)? .*", text, re.M)
     wanted = [f"rate={rate or 100}r/s;", f" burst={2 * int(rate or 100)} "] if on else []
     assert [word in line for word, line in zip(wanted, lines, strict=True)] == [True] * len(wanted)
@@ -171,7 +171,9 @@ def test_changed_keys_apply_after_a_hup_and_changed_passwords_at_once(tmp: Path)
         files[0].write_text(f"{KEY[::-1]} telegraf;\n")
         files[1].write_text("jane:{PLAIN}n3w\n")
         assert [status(KEY, "s3cret"), status(KEY, "n3w")] == [401, 200]
-        configure.write_secrets(settings.load({"INGEST_HOME": str(web.home), "INGEST_API_KEYS": str(files[0])}))
+        configure.write_secrets(
+            settings.load_settings({"INGEST_HOME": str(web.home), "INGEST_API_KEYS": str(files[0])})
+        )
         web.process.send_signal(signal.SIGHUP)
         poll(lambda: status(KEY[::-1], "n3w") == 200)
         poll(lambda: status(KEY, "n3w") == 401)
@@ -230,7 +232,7 @@ def test_a_client_that_trusts_the_certificate_connects_with_tls_1_2_and_1_3(cert
 
 def test_with_tls_a_connection_has_as_many_requests_as_nginx_allows_by_itself(certificate: tuple[Path, Path]) -> None:
     """HTTP/2 counts streams, also those that the client resets at once."""
-    given = settings.load({name: str(value) for name, value in tls(certificate).items()})
+    given = settings.load_settings({name: str(value) for name, value in tls(certificate).items()})
     lines = as_one_text(given)
     assert re.findall(r"^    keepalive_requests (\d+);  # of", lines, re.M) == ["1000"]
     assert "Strict-Transport-Security" not in re.sub(r"#.*", "", lines)
@@ -530,7 +532,7 @@ def test_what_this_machine_may_read_is_read_at_its_own_names_only(target: str) -
 
 
 def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers(tmp: Path) -> None:
-    text = as_one_text(settings.load({"INGEST_API_KEYS": str(keys(tmp))}))
+    text = as_one_text(settings.load_settings({"INGEST_API_KEYS": str(keys(tmp))}))
     locations = re.findall(r"^( +)location (\S+(?: \S+)?) \{\n(.*?)^\1\}", text, re.M | re.S)
     assert len(locations) > 30
     for _, name, lines in locations:
@@ -543,7 +545,7 @@ def test_every_location_refuses_pages_of_other_sites_or_names_of_strangers(tmp: 
             assert HOST_CHECK in lines and PROXY_CHECK in lines and "deny all;" in lines, name
         assert "auth_request off;" not in lines or KEY_CHECK in lines or "/status" in name
     assert text.count("alias ") == 4  # three of them nested
-    text = as_one_text(settings.load({}))
+    text = as_one_text(settings.load_settings({}))
     assert text.count(HOST_CHECK) == text.count("allow 127.0.0.1;") + 3
 
 
@@ -556,7 +558,7 @@ def test_where_a_key_is_needed_a_view_is_read_at_any_name(tmp: Path) -> None:
 
 
 def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
-    text = as_one_text(settings.load({}))
+    text = as_one_text(settings.load_settings({}))
     for other in (
         "if ($request_method = GET)",
         'if ($sluice_remote_write = "")',

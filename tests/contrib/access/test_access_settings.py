@@ -12,7 +12,7 @@ from sluice.run.first_screen import who_may
 
 def test_who_may_is_one_line() -> None:
     def line(**env: str) -> str:
-        return who_may(settings.load(env))
+        return who_may(settings.load_settings(env))
 
     assert line() == "this machine and private networks may write, this machine may read"
     keys = line(INGEST_API_KEYS="/k", INGEST_PASSWORDS="/p", INGEST_READ_ALLOW="none")
@@ -23,13 +23,13 @@ def test_who_may_is_one_line() -> None:
 
 
 def test_a_certificate_and_its_key_are_in_two_files_or_in_one() -> None:
-    two = settings.load({"INGEST_TLS_CERTIFICATE": "/c.pem", "INGEST_TLS_KEY": "/k.pem"})
+    two = settings.load_settings({"INGEST_TLS_CERTIFICATE": "/c.pem", "INGEST_TLS_KEY": "/k.pem"})
     assert (two.tls_certificate, two.tls_key) == (Path("/c.pem"), Path("/k.pem"))
-    assert settings.load({"INGEST_TLS_CERTIFICATE": "/both.pem"}).tls_key == Path("/both.pem")
+    assert settings.load_settings({"INGEST_TLS_CERTIFICATE": "/both.pem"}).tls_key == Path("/both.pem")
     with pytest.raises(settings.SettingError, match="^INGEST_TLS_KEY needs INGEST_TLS_CERTIFICATE.$"):
-        settings.load({"INGEST_TLS_KEY": "/k.pem"})
+        settings.load_settings({"INGEST_TLS_KEY": "/k.pem"})
 
 
 def test_a_relative_path_of_keys_counts_from_the_operators_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_PWD", "/there")
-    assert settings.load({"INGEST_API_KEYS": "keys"}).api_keys == Path("/there/keys")
+    assert settings.load_settings({"INGEST_API_KEYS": "keys"}).api_keys == Path("/there/keys")

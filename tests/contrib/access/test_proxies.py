@@ -94,17 +94,17 @@ def test_only_addresses_of_this_machine_count_as_this_machine() -> None:
 @pytest.mark.parametrize("text", ["all", "0.0.0.0/0", "10.0.0.1 ::/0", "proxy.example"])
 def test_nobody_can_believe_everybody(text: str) -> None:
     with pytest.raises(settings.SettingError, match="INGEST_PROXIES="):
-        settings.load({"INGEST_PROXIES": text})
+        settings.load_settings({"INGEST_PROXIES": text})
 
 
 @needs("page")
 def test_an_operator_learns_that_a_proxy_is_not_believed() -> None:
-    from sluice.contrib.page.rejections import reason
+    from sluice.contrib.page.rejections import rejection_reason
 
-    assert reason({"status": 403, "foreign": "", "forwarded": "forwarded"}).endswith(
+    assert rejection_reason({"status": 403, "foreign": "", "forwarded": "forwarded"}).endswith(
         "proxy on this machine (INGEST_PROXIES)"
     )
-    assert reason({"status": 403, "foreign": "", "forwarded": ""}) == "the address has no access"
+    assert rejection_reason({"status": 403, "foreign": "", "forwarded": ""}) == "the address has no access"
 
 
 @needs("page")

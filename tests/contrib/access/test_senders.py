@@ -18,11 +18,11 @@ from proving import harness, kafka
 from proving.harness import installation
 from sluice import settings
 from sluice.base.counters import Counts
-from sluice.contrib.access import keys, senders
+from sluice.contrib.access import key_usage, keys
 from sluice.settings import SettingError
-from sluice.store.store import senders as senders_of
+from sluice.store.store import key_names as senders_of
 from sluice.store.types import Body
-from sluice.streams.message import sender
+from sluice.streams.message import sender_of
 from support import operator_verbs
 from support.access import KEY, OTHER, curl, private
 from support.nginx_front import front
@@ -44,7 +44,9 @@ def test_a_key_has_a_rate_and_streams_of_its_own_and_changes_without_a_restart(t
     )
     with installation(tmp / "home", {"INGEST_API_KEYS": file}, ready=False) as up:
         poll(lambda: curl("-H", f"X-API-Key: {OTHER}", f"localhost:{up.port}/readyz")[0] == 200)
-        poll(settings.load({"INGEST_HOME": str(tmp / "home")}).rejected.exists)  # what nginx tells earlier is lost
+        poll(
+            settings.load_settings({"INGEST_HOME": str(tmp / "home")}).rejected.exists
+        )  # what nginx tells earlier is lost
         assert [post(up.port, "/votes", KEY) for _ in range(3)] == [200] * 3  # a burst of twice the rate
         poll(lambda: post(up.port, "/votes", KEY) == 429)
         late = curl("-d", VOTE, "-H", f"X-API-Key: {KEY}", f"localhost:{up.port}/votes")
@@ -165,7 +167,7 @@ def test_rows_have_the_name_of_the_key_and_no_client_can_forge_it(tmp: Path) -> 
         poll(lambda: {*harness.ask(up.home, "SELECT sender FROM metrics")} == {("acme",), ("other",)})
         asked = "SELECT body FROM dead_letters WHERE CAST(body AS TEXT) LIKE '%\"f\"%'"
         (letter,) = poll(lambda: harness.ask(up.home, asked))[0]
-        assert sender(letter) == "acme"  # also when it is decoded again
+        assert sender_of(letter) == "acme"  # also when it is decoded again
         files = tmp / "rows/votes"
         poll(lambda: files.is_dir() and dataset(files, partitioning="hive").count_rows() == 2)
         assert {*dataset(files, partitioning="hive").to_table()["sender"].to_pylist()} == {"acme", "other"}
@@ -253,7 +255,9 @@ def test_bodies_and_rejections_are_counted_by_name(tmp: Path) -> None:
 
     with installation(tmp / "home", {"INGEST_API_KEYS": file}, ready=False) as up:
         poll(lambda: post(up.port, "/votes", THIRD) == 200)
-        poll(settings.load({"INGEST_HOME": str(tmp / "home")}).rejected.exists)  # what nginx tells earlier is lost
+        poll(
+            settings.load_settings({"INGEST_HOME": str(tmp / "home")}).rejected.exists
+        )  # what nginx tells earlier is lost
         mine: list[int] = []
         while mine.count(429) < 5:
             mine.append(post(up.port, "/votes", KEY))
@@ -281,24 +285,24 @@ def test_bodies_and_rejections_are_counted_by_name(tmp: Path) -> None:
 
 def test_so_many_names_are_counted_and_no_more(tmp: Path) -> None:
     counts = Counts()
-    of = senders.Senders(counts)
-    for n in range(2 * senders.SENDERS):
+    of = key_usage.KeyUsage(counts)
+    for n in range(2 * key_usage.SENDERS):
         of.stored("votes", [f"n{n}"])
     file = tmp / "names"
     file.write_text("n999\nn998\nnever\n")
     of.rejected(429, "n998")
-    assert len(counts.totals()) == senders.SENDERS + 2
-    rows = senders.listed(counts.totals() | {"answered 200 /votes": 1}, file)
-    assert len(rows) == senders.SHOWN + 1
+    assert len(counts.totals()) == key_usage.SENDERS + 2
+    rows = key_usage.usage_rows(counts.totals() | {"answered 200 /votes": 1}, file)
+    assert len(rows) == key_usage.SHOWN + 1
     assert rows[0] == {
-        "sender": senders.OTHERS,
-        "stored": {"votes": 2 * senders.SENDERS - senders.SHOWN},
+        "sender": key_usage.OTHERS,
+        "stored": {"votes": 2 * key_usage.SENDERS - key_usage.SHOWN},
         "rejected": {},
     }
     shown = {row["sender"]: row for row in rows}
     assert shown["n998"] == {"sender": "n998", "stored": {"votes": 1}, "rejected": {"429": 1}}
     assert "n999" in shown
-    assert keys.NAME.fullmatch(senders.OTHERS) is None
+    assert keys.NAME.fullmatch(key_usage.OTHERS) is None
 
 
 START = b"POST /x HTTP/1.1\r\n"
@@ -316,7 +320,7 @@ START = b"POST /x HTTP/1.1\r\n"
     ],
 )  # fmt: skip
 def test_only_a_field_of_a_head_names_the_sender(item: bytes, name: str) -> None:
-    assert sender(item) == name
+    assert sender_of(item) == name
     bodies = [Body(seq, 0, body, ()) for seq, body in enumerate((b"{}", item, b""), 7)]
     assert senders_of(bodies) == ({8: name} if name else {})
 
@@ -342,9 +346,9 @@ def test_an_address_that_may_not_send_does_not_use_up_the_rate_of_a_name(tmp: Pa
     ],
 )  # fmt: skip
 def test_a_malformed_line_is_refused(line: str, words: str, tmp: Path) -> None:
-    s = settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", line))})
+    s = settings.load_settings({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", line))})
     with pytest.raises(SettingError, match=words):
-        keys.load(s)
+        keys.load_keys(s)
 
 
 @pytest.mark.parametrize(
@@ -355,9 +359,9 @@ def test_a_malformed_line_is_refused(line: str, words: str, tmp: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_text_or_has_no_key_is_refused(content: str, words: str, tmp: Path) -> None:
-    s = settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", content))})
+    s = settings.load_settings({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(private(tmp / "keys", content))})
     with pytest.raises(SettingError, match=words):
-        keys.load(s)
+        keys.load_keys(s)
 
 
 def test_only_a_file_is_a_file_of_keys(tmp: Path) -> None:
@@ -366,7 +370,7 @@ def test_only_a_file_is_a_file_of_keys(tmp: Path) -> None:
     (tmp / "link").symlink_to(tmp / "nothing")
     for name, words in ("pipe", "is no file"), ("folder", "Is a directory"), ("link", "No such file"):
         with pytest.raises(SettingError, match=words):
-            keys.load(settings.load({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(tmp / name)}))
+            keys.load_keys(settings.load_settings({"INGEST_HOME": str(tmp), "INGEST_API_KEYS": str(tmp / name)}))
     for end in "\r\n", "\n", "":  # of the last line
         file = private(tmp / "keys", f"{OTHER} b;\r\n{KEY} name=a rate=2{end}")
-        assert [key.name for key in keys.load(settings.load({"INGEST_API_KEYS": str(file)}))] == ["", "a"]
+        assert [key.name for key in keys.load_keys(settings.load_settings({"INGEST_API_KEYS": str(file)}))] == ["", "a"]

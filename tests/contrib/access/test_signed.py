@@ -15,9 +15,9 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, installation, poll, post, short_tmp
 from sluice import settings
-from sluice.contrib.access.signature import PRIME, SCHEMES, SMALL, PublicKey, Request, check
+from sluice.contrib.access.signature import PRIME, SCHEMES, SMALL, PublicKey, Request, check_signature
 from sluice.run.up import check_modules
-from sluice.streams.message import parse
+from sluice.streams.message import parse_message
 
 pytestmark = pytest.mark.contract
 
@@ -32,7 +32,7 @@ for name, scheme in SCHEMES.items():
 
 try:
     from sluice.streams.record import Record
-    from sluice.contrib.access.signed import signed
+    from sluice.contrib.access.signed_stream import signed
     from sluice.streams.registry import stream
 except ImportError:  # the gateway on PyPy has no msgspec
     pass
@@ -233,9 +233,9 @@ def test_at_the_door_a_wrong_or_an_old_signature_gets_401_and_stores_nothing(
 
 
 def verify(item: bytes, scheme: str, secret: str) -> None:
-    message = parse(item)
+    message = parse_message(item)
     assert message
-    check(SCHEMES[scheme], [SCHEMES[scheme].key(secret)], Request(message.field, message.body))
+    check_signature(SCHEMES[scheme], [SCHEMES[scheme].key(secret)], Request(message.field, message.body))
 
 
 def test_the_signatures_in_the_senders_documentation_are_valid() -> None:
@@ -308,7 +308,7 @@ def test_a_public_key_needs_its_library_and_cpython(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         f"from sluice import OK, Route\nROUTES = {{'/votes': Route('votes', OK, signed='standard:{secret}')}}"
     )
-    s = settings.load({"INGEST_ROUTES": str(tmp_path / "own.py"), "INGEST_RUNTIME": "pypy"})
+    s = settings.load_settings({"INGEST_ROUTES": str(tmp_path / "own.py"), "INGEST_RUNTIME": "pypy"})
     with pytest.raises(settings.SettingError, match="INGEST_RUNTIME=pypy cannot check the public key of /votes"):
         check_modules(s)
     # a Python that has only the packages of the gateway

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.contrib.access.signed import signed
+from sluice.contrib.access.signed_stream import signed_stream
 from support.keys_contract import VOTE, Here, keyed
 
 pytestmark = pytest.mark.contract
@@ -19,7 +19,7 @@ def test_a_body_that_is_not_its_senders_does_not_take_its_key(tmp_path: Path) ->
     secret.chmod(0o600)
     here = Here(f"sqlite:///{tmp_path}/ingest.db")
     votes = here.streams["votes"]
-    here.streams["votes"] = signed(votes, str(secret), "github")
+    here.streams["votes"] = signed_stream(votes, str(secret), "github")
     forged = keyed("d", VOTE, field="X-GitHub-Delivery")
     right = hmac.new(b"It's a Secret to Everybody", VOTE, "sha256").hexdigest()
     genuine = forged.replace(b"\r\n\r\n", f"\r\nX-Hub-Signature-256: sha256={right}\r\n\r\n".encode())

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from proving.harness import environment, installation, poll, redis_server
 from proving.postgres import postgres_server
 from sluice import settings
-from sluice.contrib.autoscale.scale import READING_SECONDS, Pool, Reading, Rules, Work, step
+from sluice.contrib.autoscale.scale import READING_SECONDS, Pool, Reading, Rules, Work, scale_once
 from sluice.parsers import Range
 
 EACH = 950  # bodies/s that one worker of the model stores
@@ -150,7 +150,7 @@ def test_a_failed_reading_starts_the_averages_over(model: Model) -> None:
 
     for _ in range(20):
         assert set(model.run(READING_SECONDS * (Rules.WINDOW_READINGS[0] - 1), 3000)) == {1}
-        step(Failing(), model.rules)  # type: ignore[arg-type]
+        scale_once(Failing(), model.rules)  # type: ignore[arg-type]
 
 
 def test_a_decision_gives_its_reason(model: Model) -> None:
@@ -200,7 +200,7 @@ def pool(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     for name, value in environment(tmp, env).items():
         monkeypatch.setenv(name, value)
     with redis_server(tmp, appendfsync="no"):
-        found = Pool(settings.load())
+        found = Pool(settings.load_settings())
         yield found
         found.close()
 

@@ -15,9 +15,9 @@ import pytest
 
 from proving.harness import ROOT
 from sluice.contrib.destinations.destination import Rows, Unwritable
-from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note, tell
+from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note_object, note_reason
 from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.destinations.registry import open_destinations
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
@@ -53,8 +53,8 @@ def killed(url: str, rows: str, program: str, env: Mapping[str, str] = MappingPr
 
 
 def outbox(store: Store[Any]) -> Outbox:
-    assert isinstance(store.elsewhere, Outbox)
-    return store.elsewhere
+    assert isinstance(store.row_destinations, Outbox)
+    return store.row_destinations
 
 
 class OutboxTests:
@@ -68,8 +68,8 @@ class OutboxTests:
 
     def test_a_note_may_carry_rows(self, store: Store) -> None:
         with store.transaction() as db:
-            note(store, db, "votes", "a", "here", 1, None)
-            note(store, db, "votes", "b", "here", 1, b"rows")
+            note_object(store, db, "votes", "a", "here", 1, None)
+            note_object(store, db, "votes", "b", "here", 1, b"rows")
             assert store.run(db, NOTES) == [("votes", "a", "here", ""), ("votes", "b", "here", "")]
             assert [store.run(db, CARRIED, (name,)) for name in ("a", "b")] == [[], [(b"rows",)]]
 
@@ -97,32 +97,32 @@ class OutboxTests:
         names = {"1": "gps", "2": "votes", "3": "votes", "4": "logs", "of another worker": "logs"}
         with store.transaction() as db:
             for name, stream in names.items():
-                note(store, db, stream, name, "far", 1, None)
+                note_object(store, db, stream, name, "far", 1, None)
         far: Any = Far()
-        store.elsewhere = Outbox({"votes": far, "logs": far})
+        store.row_destinations = Outbox({"votes": far, "logs": far})
         with pytest.raises(Unavailable, match="away"):
-            store.elsewhere.publish(store)
+            store.row_destinations.publish(store)
         assert tried == ["2", "4"]
         with store.transaction() as db:
             assert [name for _, name, *_ in store.run(db, NOTES)] == ["1", "2", "3", "of another worker"]
         with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
             store.persist(*votes("a"))
-        store.elsewhere = Outbox({"logs": far})
+        store.row_destinations = Outbox({"logs": far})
         with pytest.raises(Unavailable, match="rows of votes wait for far: INGEST_ROWS does not name it now"):
-            store.elsewhere.publish(store)
+            store.row_destinations.publish(store)
 
     def test_a_destination_without_an_address_holds_up_no_other(self, store: Store, tmp_path: Path) -> None:
         """A Parquet directory that cannot be made, beside one that can."""
         (tmp_path / "file").write_text("")
         rows = parse_rows(f"gps=parquet://{tmp_path}/file,votes=parquet://{tmp_path}/rows")
-        destinations = open_elsewhere(rows, STREAMS)
+        destinations = open_destinations(rows, STREAMS)
         made = destinations.destinations["votes"].open(NOON)
         made.add(1, Rows([body_with(1, NOON, b"", Vote(poll="p", choice="a"))]))
         made.finish()
         made.close(delete=False)
         with store.transaction() as db:
-            note(store, db, "gps", "2026-01-01T12/a", f"parquet://{tmp_path}/file#id", 1, None)
-            note(store, db, "votes", made.name, destinations.destinations["votes"].address(), 1, None)
+            note_object(store, db, "gps", "2026-01-01T12/a", f"parquet://{tmp_path}/file#id", 1, None)
+            note_object(store, db, "votes", made.name, destinations.destinations["votes"].address(), 1, None)
         with pytest.raises(Unavailable, match="file"):
             destinations.publish(store)
         with store.transaction() as db:
@@ -154,7 +154,7 @@ class OutboxTests:
         old: Any = Place("old")
         new: Any = Place("new")
         with store.transaction() as db:
-            note(store, db, "votes", "a", "old", 1, b"rows")
+            note_object(store, db, "votes", "a", "old", 1, b"rows")
         with pytest.raises(Unavailable, match="rows of votes wait for old: INGEST_ROWS does not name it now"):
             Outbox({"votes": new}).publish(store)
         assert sent == []
@@ -166,9 +166,9 @@ class OutboxTests:
     def test_what_waits_is_counted_once_it_has_a_reason_or_is_late(self, backend: Backend, store: Store) -> None:
         with store.transaction() as db:
             for name, bodies in ("1", 3), ("2", 4), ("3", 5):
-                note(store, db, "votes", name, "parquet:///rows#abc", bodies, None)
+                note_object(store, db, "votes", name, "parquet:///rows#abc", bodies, None)
         assert store.unpublished() == []
-        tell(store, "1", "no space left")
+        note_reason(store, "1", "no space left")
         (one,) = store.unpublished()
         assert one[:3] == ("votes", "parquet:///rows", 3) and one.reason == "no space left" and 0 <= one.seconds < 60
         with store.transaction() as db:
@@ -181,7 +181,7 @@ class OutboxTests:
         backend.load("before_store")
         rows = parse_rows("gps=clickhouse://u:secret@h:8123/d")
         for _ in range(2):
-            store = open_store(backend.url, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
+            store = open_store(backend.url, STREAMS, row_destinations=open_destinations(rows, STREAMS))
             with store.transaction() as db:
                 assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d", "")]
             store.close()

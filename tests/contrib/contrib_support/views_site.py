@@ -67,9 +67,9 @@ class Site:
             postgres.ask("DROP SCHEMA public CASCADE")
             postgres.ask("CREATE SCHEMA public")
             self.url = self.env["INGEST_STORE"] = postgres.url
-        self.settings = settings.load(harness.environment(tmp, self.env))
+        self.settings = settings.load_settings(harness.environment(tmp, self.env))
         self.streams = load_streams(self.settings)
-        self.views = views.load(self.settings)
+        self.views = views.load_views(self.settings)
         self.store = self.connect()
         self.seq = 0
         self.claims: list[tuple[Claim, list[Body]]] = []
@@ -178,11 +178,11 @@ class Site:
         """What the views' Redis serves: key -> JSON texts; None: nothing."""
         view, client = self.views[path], self.client()
         assert isinstance(view, (views.Feed, views.Latest))
-        generation = (client.get(contract.state(path)) or b"").decode()
+        generation = (client.get(contract.state_key(path)) or b"").decode()
         if generation in ("", "full"):
             return None
         found: dict[str, Any] = {}
-        prefix = contract.prefix(path, generation)
+        prefix = contract.generation_prefix(path, generation)
         names = [*client.scan_iter(prefix + "*", count=1000)]
         read = client.pipeline(transaction=False)
         for name in names:
@@ -195,7 +195,9 @@ class Site:
                 found[key] = sorted(one[ORDER_BYTES:].decode() for one in sorted(value)[-MAX_EACH:])
             else:
                 found[key] = value[ORDER_BYTES:].decode()
-        if client.get(contract.state(path)) != generation.encode():  # the keys may be gone since: a rebuild has ended
+        if (
+            client.get(contract.state_key(path)) != generation.encode()
+        ):  # the keys may be gone since: a rebuild has ended
             return self.actual(path)
         return found
 
@@ -252,7 +254,7 @@ def define(view: views.View, items: list[dict[str, Any]]) -> Any:
 def settings_limits() -> Any:
     from sluice.streams import registry
 
-    return registry.limits(settings.load({}))
+    return registry.body_limits(settings.load_settings({}))
 
 
 @contextlib.contextmanager

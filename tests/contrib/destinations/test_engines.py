@@ -25,9 +25,9 @@ from proving.harness import ROOT
 from proving.postgres import postgres_server
 from sluice import settings
 from sluice.contrib.destinations import destination
-from sluice.contrib.destinations.outbox import Outbox, note
+from sluice.contrib.destinations.outbox import Outbox, note_object
 from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere
+from sluice.contrib.destinations.registry import check_rows, open_destination, open_destinations
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
@@ -83,7 +83,7 @@ class Place(NamedTuple):
     engine: engines.Engine
 
     def connect(self, streams: Any = STREAMS) -> Store:
-        return open_store(self.ledger, streams, elsewhere=open_elsewhere(parse_rows(self.rows), streams))
+        return open_store(self.ledger, streams, row_destinations=open_destinations(parse_rows(self.rows), streams))
 
     def read(self, stream: str, *columns: str) -> list[tuple]:
         """The rows of a stream, in the order of their bodies; none if the stream has never been stored."""
@@ -248,7 +248,7 @@ def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, p
 def test_a_record_that_the_client_refuses_becomes_a_dead_letter_and_the_others_are_there_in_order(
     place: Place, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", group)
     bodies = [b'{"message":"%s"}' % (b"x" * (3000 if n in (4, 7) else n)) for n in range(1, 11)]
     with contextlib.closing(place._replace(rows=f"{place.rows}?message.max.bytes=2000").connect()) as store:
         outcome = store.persist(claim("logs", 10), decoded(STREAMS["logs"], bodies))
@@ -280,7 +280,7 @@ class Count(Record, kw_only=True):
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     place: Place, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", group)
     odd: Any = object()  # what a decoder of one's own may yield
     entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:
@@ -380,7 +380,9 @@ def test_a_worker_leaves_the_new_rows_of_another_one_to_it(place: Place, monkeyp
 @only("clickhouse")
 def test_while_the_destination_is_away_a_stream_stores_nothing_more_and_others_go_on(place: Place) -> None:
     rows = parse_rows(f"votes={place.rows}")
-    with contextlib.closing(open_store(place.ledger, STREAMS, elsewhere=open_elsewhere(rows, STREAMS))) as store:
+    with contextlib.closing(
+        open_store(place.ledger, STREAMS, row_destinations=open_destinations(rows, STREAMS))
+    ) as store:
         store.persist(*votes("1"))
         place.engine.kill()
         assert store.persist(*votes("2", first=2)) == Outcome(1, 0)  # its note has the rows
@@ -585,7 +587,7 @@ def test_a_delta_table_gets_no_value_of_another_type(tmp: Path, monkeypatch: pyt
     def connected(kind: type[Record]) -> Store:
         own = {"counts": stream("counts", kind)}
         rows = Outbox({"counts": delta.Delta(f"file://{tmp}", own["counts"])})
-        return open_store(f"sqlite:///{tmp}/ingest.db", own, elsewhere=rows)
+        return open_store(f"sqlite:///{tmp}/ingest.db", own, row_destinations=rows)
 
     with contextlib.closing(connected(Count)) as store:
         store.persist(claim("counts", 1), [body_with(1, NOON, b"", Count(name="n", number=1))])
@@ -624,8 +626,8 @@ def test_an_object_without_rows_or_of_another_kind_holds_up_its_stream_for_a_whi
     made.finish()
     made.close(delete=True)
     with store.transaction() as db:
-        note(store, db, "votes", "00-1", far.address(), 0, made.carried)
-        note(store, db, "gps", "2026-01-01T12/a", far.address(), 1, b"no table")
+        note_object(store, db, "votes", "00-1", far.address(), 0, made.carried)
+        note_object(store, db, "gps", "2026-01-01T12/a", far.address(), 1, b"no table")
     with pytest.raises(Unavailable, match="rows of gps wait for .*: unexpected error: ValueError"):
         outbox(store).publish(store)
     store.persist(*votes("a"))
@@ -760,7 +762,7 @@ def test_the_setting_names_destinations_of_streams() -> None:
 @pytest.mark.parametrize("url", ["s3:///b", "clickhouse://h/d", "clickhouse://h:1", "kafka://h", "kafka://h:1,"])
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected store"):
-        check_rows(settings.load({"INGEST_ROWS": url}).rows, STREAMS)
+        check_rows(settings.load_settings({"INGEST_ROWS": url}).rows, STREAMS)
 
 
 @pytest.mark.parametrize(

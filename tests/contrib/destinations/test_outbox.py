@@ -10,7 +10,7 @@ from contrib_support.outbox_contract import OutboxTests
 from proving.harness import short_tmp
 from sluice import settings
 from sluice.contrib.destinations import outbox
-from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.destinations.registry import open_destinations
 from sluice.streams.built_in import STREAMS
 from support.sqlite_store import SqliteStore
 
@@ -23,6 +23,6 @@ class TestSqliteOutbox(OutboxTests):
 
 
 def test_what_waits_is_published_and_objects_are_merged_now_and_then() -> None:
-    s = settings.load({"INGEST_ROWS": "logs=parquet:///a"})
-    pauses = {chore.name: chore.pause for chore in outbox.chores(open_elsewhere(s.rows, STREAMS))}
+    s = settings.load_settings({"INGEST_ROWS": "logs=parquet:///a"})
+    pauses = {chore.name: chore.pause for chore in outbox.outbox_chores(open_destinations(s.rows, STREAMS))}
     assert pauses == {"publishing of rows": outbox.PUBLISH_SECONDS, "merging of logs": outbox.TIDY_SECONDS}

@@ -29,12 +29,12 @@ from proving.engines import ENVIRONMENT
 from proving.harness import ROOT, environment, redis_server
 from proving.postgres import postgres_server
 from sluice import settings
-from sluice.account import shared
+from sluice.account import shared_settings
 from sluice.contrib import views
 from sluice.contrib.destinations import destination, parquet
 from sluice.contrib.destinations.outbox import Storing
 from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import check_rows, open_destination, open_elsewhere, open_rows
+from sluice.contrib.destinations.registry import check_rows, open_destination, open_destinations, open_rows
 from sluice.parsers import FOREVER, ByStream
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -72,12 +72,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "SETTLED_SECONDS", 0)
 
 
-def elsewhere(tmp: Path, **more: str | None) -> ByStream[str | None]:
+def row_destinations(tmp: Path, **more: str | None) -> ByStream[str | None]:
     return ByStream(f"parquet://{tmp}/rows", dict(more))
 
 
 def connected(url: str, tmp: Path, streams: Any = STREAMS, **more: Any) -> Store:
-    return open_store(url, streams, elsewhere=open_elsewhere(elsewhere(tmp), streams), **more)
+    return open_store(url, streams, row_destinations=open_destinations(row_destinations(tmp), streams), **more)
 
 
 @pytest.fixture
@@ -123,9 +123,11 @@ def tidied(store: Store, stream: str = "votes") -> int:
 
 
 def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", 8)
+    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", 8)
     buried: list[int] = []
-    with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(elsewhere(tmp), STREAMS))) as store:
+    with contextlib.closing(
+        open_store(url, STREAMS, row_destinations=open_destinations(row_destinations(tmp), STREAMS))
+    ) as store:
         bury = store.bury
 
         def counted(*given: Any) -> int:
@@ -223,7 +225,7 @@ COUNTS = {"counts": stream("counts", Count)}
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     url: str, tmp: Path, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", group)
     # what a decoder of one's own may yield
     entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:
@@ -366,7 +368,7 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
     """Also that of a cell which shares the database, and has a directory of its own."""
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     other = parse_rows(f"parquet://{tmp}/other")
-    with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as store:
+    with contextlib.closing(open_store(url, STREAMS, row_destinations=open_destinations(other, STREAMS))) as store:
         store.persist(*votes("c", first=3))
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
             outbox(store).publish(store)
@@ -395,9 +397,9 @@ def test_a_file_that_waits_stays_while_another_database_is_named(url: str, tmp: 
 def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a', 'b'))")
     with contextlib.closing(connected(url, tmp)) as theirs:
-        theirs.publish_figures("theirs", {"settings": shared(STREAMS, FOREVER, outbox(theirs))}, ())
+        theirs.publish_figures("theirs", {"settings": shared_settings(STREAMS, FOREVER, outbox(theirs))}, ())
     other = parse_rows(f"parquet://{tmp}/other")
-    with contextlib.closing(open_store(url, STREAMS, elsewhere=open_elsewhere(other, STREAMS))) as ours:
+    with contextlib.closing(open_store(url, STREAMS, row_destinations=open_destinations(other, STREAMS))) as ours:
         assert not outbox(ours).publish(ours) and ours.unpublished() == []
         assert ours.forget("theirs")
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
@@ -613,10 +615,10 @@ def test_a_directory_that_cannot_be_written_postpones_the_claim(store: Store, tm
 @both
 def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url: str, tmp: Path) -> None:
     killed(url, tmp, "parquet.Parquet.publish = die; store.persist(*store_contract.votes('a'))")
-    nowhere = open_elsewhere(ByStream(None, {}), STREAMS)
+    nowhere = open_destinations(ByStream(None, {}), STREAMS)
     waits = "rows of votes wait for parquet:.*: INGEST_ROWS does not name it now"
     with (
-        contextlib.closing(open_store(url, STREAMS, elsewhere=nowhere)) as store,
+        contextlib.closing(open_store(url, STREAMS, row_destinations=nowhere)) as store,
         pytest.raises(Unavailable, match=waits),
     ):
         nowhere.publish(store)
@@ -664,8 +666,8 @@ def test_the_files_of_a_past_hour_are_merged(store: Store, tmp: Path) -> None:
 @pytest.mark.nightly
 def test_a_worker_that_merges_long_rows_takes_bounded_memory(tmp: Path) -> None:
     env = {"INGEST_ROWS": f"logs=parquet://{tmp}/rows"}
-    rows = open_elsewhere(settings.load(env).rows, STREAMS)
-    with contextlib.closing(open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, elsewhere=rows)) as store:
+    rows = open_destinations(settings.load_settings(env).rows, STREAMS)
+    with contextlib.closing(open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, row_destinations=rows)) as store:
         for first in range(1, 51):
             lines = [
                 {"message": str(n), "trace": os.urandom(300).hex(), "stack": f"at {n} " * 80} for n in range(1_500)
@@ -851,7 +853,7 @@ def test_a_file_with_a_row_that_is_not_old_stays(store: Store, tmp: Path) -> Non
 
 
 def test_the_setting_names_destinations_of_streams() -> None:
-    load = settings.load
+    load = settings.load_settings
     assert load({}).rows == ByStream(None, {})
     rows = load({"INGEST_ROWS": "parquet:///a/b, votes=store logs=parquet:///c"}).rows
     assert [rows.of(name) for name in ("gps", "votes", "logs")] == ["parquet:///a/b", None, "parquet:///c"]
@@ -860,7 +862,7 @@ def test_the_setting_names_destinations_of_streams() -> None:
 @pytest.mark.parametrize("text", ["parquet:", "parquet://a", "ftp://b/c", "gps=store,gps=store", "gps", "store,store"])
 def test_other_destinations_are_refused(text: str) -> None:
     with pytest.raises(settings.SettingError, match="INGEST_ROWS=.* expected store"):
-        check_rows(settings.load({"INGEST_ROWS": text}).rows, STREAMS)
+        check_rows(settings.load_settings({"INGEST_ROWS": text}).rows, STREAMS)
 
 
 def test_a_field_with_the_name_of_a_column_of_the_destination_is_refused() -> None:
@@ -872,13 +874,13 @@ def test_a_field_with_the_name_of_a_column_of_the_destination_is_refused() -> No
     streams = {"shops": stream("shops", Shop)}
     for url, name in ("parquet:///a", "hour"), ("s3://a/b", "hour"), ("clickhouse://h:1/d", "object"):
         with pytest.raises(settings.SettingError, match=f"for shops: it has a field {name}, and the destination has"):
-            check_rows(settings.load({"INGEST_ROWS": url}).rows, streams)
+            check_rows(settings.load_settings({"INGEST_ROWS": url}).rows, streams)
     for url in "kafka://h:1", "store":
-        check_rows(settings.load({"INGEST_ROWS": url}).rows, streams)
+        check_rows(settings.load_settings({"INGEST_ROWS": url}).rows, streams)
 
 
 def test_a_stream_that_does_not_exist_is_refused() -> None:
-    s = settings.load({"INGEST_ROWS": "trips=parquet:///a"})
+    s = settings.load_settings({"INGEST_ROWS": "trips=parquet:///a"})
     with pytest.raises(settings.SettingError, match="INGEST_ROWS: there is no stream 'trips'; there are gps, "):
         open_rows(s, STREAMS)
 
@@ -891,12 +893,12 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_built_in_views_follow_only_tables_and_an_own_view_of_other_rows_is_refused(tmp: Path) -> None:
-    found = views.load(settings.load({"INGEST_ROWS": "gps=parquet:///a,votes=parquet:///a"}))
+    found = views.load_views(settings.load_settings({"INGEST_ROWS": "gps=parquet:///a,votes=parquet:///a"}))
     assert [*found] == ["/metrics/latest"]
     module = tmp / "own_views.py"
     module.write_text('from sluice.contrib.views import latest\nVIEWS = {"/gps/own": latest("gps", key="device")}\n')
     with pytest.raises(settings.SettingError, match="'/gps/own': INGEST_ROWS sends the rows of gps elsewhere"):
-        views.load(settings.load({"INGEST_ROWS": "gps=parquet:///a", "INGEST_VIEWS": str(module)}))
+        views.load_views(settings.load_settings({"INGEST_ROWS": "gps=parquet:///a", "INGEST_VIEWS": str(module)}))
 
 
 @pytest.mark.contract

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sluice.contrib.destinations.destination import Carried, Rejected, Rows, Unwritable, alone, writer_of
+from sluice.contrib.destinations.destination import Carried, Rejected, Rows, Unwritable, single_body, writer_of
 from sluice.contrib.destinations.outbox import Outbox
 from sluice.parsers import FOREVER
 from sluice.spool.claim import Claim
@@ -61,7 +61,7 @@ class ToShelf(Carried[list[Any]]):
 
     def parts(self, carried: bytes) -> Iterator[FarRow]:
         for batch, seq, at, id in json.loads(carried):
-            yield batch, seq, at, alone(self.stream, {"id": id})
+            yield batch, seq, at, single_body(self.stream, {"id": id})
 
 
 def test_what_a_destination_refuses_does_not_hide_what_waits_of_another_worker(tmp: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_a_destination_refuses_does_not_hide_what_waits_of_another_worker(t
     stores = []
     for writer, first, ids in ("a", 1, ("refused", "one")), ("b", 3, ("two", "three")):
         outbox = Outbox({"orders": ToShelf(shelf, orders, writer)})
-        store = open_store(url, {"orders": orders}, keep=FOREVER, elsewhere=outbox)
+        store = open_store(url, {"orders": orders}, keep=FOREVER, row_destinations=outbox)
         claim = Claim("orders", f"epoch:{first}:0", first, len(ids), 0, [(first, 0)])
         bodies = [Body.of(first + n, 0, b"{}", Decoded((Order(id=id),))) for n, id in enumerate(ids)]
         store.persist(claim, bodies)

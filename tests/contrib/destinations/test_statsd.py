@@ -11,7 +11,7 @@ import pytest
 
 from contrib_support.outbox_contract import outbox
 from sluice import settings
-from sluice.contrib.destinations.registry import check_rows, open_elsewhere
+from sluice.contrib.destinations.registry import check_rows, open_destinations
 from sluice.contrib.destinations.statsd import PACKET_BYTES
 from sluice.store.registry import open_store
 from sluice.store.store import Store
@@ -30,8 +30,8 @@ def server() -> Iterator[socket.socket]:
 
 
 def connected(tmp: Path, where: str) -> Store:
-    rows = settings.load({"INGEST_ROWS": f"metrics=statsd://{where}"}).rows
-    return open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, elsewhere=open_elsewhere(rows, STREAMS))
+    rows = settings.load_settings({"INGEST_ROWS": f"metrics=statsd://{where}"}).rows
+    return open_store(f"sqlite:///{tmp}/ingest.db", STREAMS, row_destinations=open_destinations(rows, STREAMS))
 
 
 @pytest.fixture
@@ -108,4 +108,4 @@ def test_a_server_that_is_away_loses_packets_and_stops_nothing(tmp: Path, caplog
 @pytest.mark.parametrize("text", ["statsd://h:1", "gps=statsd://h:1", "metrics=statsd://h", "metrics=statsd://h:1/x"])
 def test_only_metrics_go_there(text: str) -> None:
     with pytest.raises(settings.SettingError, match=r"metrics=statsd://HOST:PORT"):
-        check_rows(settings.load({"INGEST_ROWS": text}).rows, STREAMS)
+        check_rows(settings.load_settings({"INGEST_ROWS": text}).rows, STREAMS)

@@ -54,11 +54,11 @@ def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mend
         waits = f"rows of votes wait for {place}: ClickHouse: Connection refused (2 bodies, "
         assert [line for line in trouble if line.startswith(waits)]
         assert waits in " ".join(sluice(tmp, "top", "--count", "1", **env)[1].split())
-        s = settings.load(environment(tmp, env | {"INGEST_VIEWS": "off"}))
+        s = settings.load_settings(environment(tmp, env | {"INGEST_VIEWS": "off"}))
         looked = page.Page(s).look()
         assert f"bodies of gps cannot be stored: {cause}" in looked["trouble"]
         assert [row["unpublished"] for row in looked["streams"] if row["stream"] == "votes"] == [2]
-        assert b'sluice_unpublished_bodies{stream="votes"} 2.0' in exporter.text(Observer(s).look())
+        assert b'sluice_unpublished_bodies{stream="votes"} 2.0' in exporter.exposition(Observer(s).look())
         assert "secret" not in str(looked) + str(trouble)
         with database(tmp / "ingest.db") as db:
             db.execute("DROP TRIGGER broken")

@@ -19,7 +19,7 @@ from sluice.routes import ROUTES
 from sluice.streams.built_in import STREAMS
 
 poll = harness.poll
-MAX_BATCH = settings.load({}).max_batch
+MAX_BATCH = settings.load_settings({}).max_batch
 MOST = 150_000  # kB of any process
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 SNAPPY = PROTOBUF | {"Content-Encoding": "snappy"}
@@ -107,7 +107,7 @@ def test_the_largest_batch_is_accepted_and_takes_bounded_memory(name: str, up: S
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", sorted(ROUTES))
 def test_a_body_beyond_the_limit_of_its_path_gets_413(path: str, up: Server) -> None:
-    most = MAX_BATCH if ROUTES[path].batch else settings.load({}).max_body
+    most = MAX_BATCH if ROUTES[path].batch else settings.load_settings({}).max_body
     headers = SNAPPY if path == "/api/v1/write" else {}
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {most + 1}\r\n"
     head += "".join(f"{name}: {text}\r\n" for name, text in headers.items())

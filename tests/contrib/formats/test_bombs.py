@@ -28,7 +28,7 @@ from sluice.contrib.formats import codings, protobuf
 from sluice.contrib.formats.codings import FRAMED
 from sluice.contrib.formats.loki import messages as loki
 from sluice.contrib.formats.prometheus import messages as prometheus
-from sluice.contrib.formats.protobuf import wrapped
+from sluice.contrib.formats.protobuf import encode_field
 from sluice.contrib.formats.register import FORMATS
 from sluice.routes import ROUTES
 from sluice.streams import encoding
@@ -213,28 +213,30 @@ def telegraf_tags_of_many_fields(size: int) -> bytes:
 
 @bomb("/api/v1/write", PROTOBUF, SNAPPY)
 def prometheus_labels_of_many_samples(size: int) -> bytes:
-    name = wrapped(1, wrapped(1, b"__name__") + wrapped(2, b"m"))
-    label = wrapped(1, wrapped(1, b"t") + wrapped(2, text(size)))
-    series = wrapped(1, name + label + wrapped(2, b"") * (QUARTER // 2))
+    name = encode_field(1, encode_field(1, b"__name__") + encode_field(2, b"m"))
+    label = encode_field(1, encode_field(1, b"t") + encode_field(2, text(size)))
+    series = encode_field(1, name + label + encode_field(2, b"") * (QUARTER // 2))
     return bytes(cramjam.snappy.compress_raw(filled(series, series, b"", size, b"")))
 
 
 @bomb("/api/v1/write", PROTOBUF, SNAPPY)
 def prometheus_series_without_a_name(size: int) -> bytes:
-    return bytes(cramjam.snappy.compress_raw(filled(b"", wrapped(1, b""), b"", size, b"")))
+    return bytes(cramjam.snappy.compress_raw(filled(b"", encode_field(1, b""), b"", size, b"")))
 
 
 @bomb("/api/v1/write", PROTOBUF, SNAPPY)
 def prometheus_histograms(size: int) -> bytes:
     part = prometheus.Histogram(schema=8, positive_spans=[{"length": 10_000}], positive_deltas=[1] + [0] * 9_999)
     labels = [{"name": "__name__", "value": "m"}]
-    series = wrapped(1, prometheus.Series1(labels=labels, histograms=[part] * 4).SerializeToString())
+    series = encode_field(1, prometheus.Series1(labels=labels, histograms=[part] * 4).SerializeToString())
     return bytes(cramjam.snappy.compress_raw(filled(series, series, b"", size, b"")))
 
 
 def version_2(size: int, series: Any) -> bytes:
-    symbols = b"".join(wrapped(4, symbol) for symbol in (b"", b"__name__", b"m", b"t", b"x" * (size // 2)))
-    return bytes(cramjam.snappy.compress_raw(filled(symbols, wrapped(5, series.SerializeToString()), b"", size, b"")))
+    symbols = b"".join(encode_field(4, symbol) for symbol in (b"", b"__name__", b"m", b"t", b"x" * (size // 2)))
+    return bytes(
+        cramjam.snappy.compress_raw(filled(symbols, encode_field(5, series.SerializeToString()), b"", size, b""))
+    )
 
 
 @bomb("/api/v1/write", VERSION_2, SNAPPY)
@@ -256,20 +258,20 @@ def prometheus_2_labels(size: int) -> bytes:
 
 @bomb("/api/v1/write", VERSION_2, SNAPPY)
 def prometheus_2_small_labels_and_their_samples(size: int) -> bytes:
-    symbols = b"".join(wrapped(4, symbol) for symbol in (b"", b"__name__", b"m", b"t", b"x" * 300))
+    symbols = b"".join(encode_field(4, symbol) for symbol in (b"", b"__name__", b"m", b"t", b"x" * 300))
     series = prometheus.Series2(labels_refs=[1, 2, 3, 4], samples=[{"timestamp": 1}] * 450).SerializeToString()
-    return bytes(cramjam.snappy.compress_raw(filled(symbols, wrapped(5, series), b"", size, b"")))
+    return bytes(cramjam.snappy.compress_raw(filled(symbols, encode_field(5, series), b"", size, b"")))
 
 
 @bomb("/api/v1/write", VERSION_2, SNAPPY)
 def prometheus_2_descriptions(size: int) -> bytes:
-    symbols = [wrapped(4, symbol) for symbol in (b"", b"__name__", b"x" * 900)]
-    names = [wrapped(4, b"%x" % n) for n in range(size // 25)]
+    symbols = [encode_field(4, symbol) for symbol in (b"", b"__name__", b"x" * 900)]
+    names = [encode_field(4, b"%x" % n) for n in range(size // 25)]
     series = (
         prometheus.Series2(labels_refs=[1, 3 + n], samples=[{"timestamp": 1}], metadata={"help_ref": 2})
         for n in range(size // 25)
     )
-    body = b"".join(symbols + names) + b"".join(wrapped(5, one.SerializeToString()) for one in series)
+    body = b"".join(symbols + names) + b"".join(encode_field(5, one.SerializeToString()) for one in series)
     return bytes(cramjam.snappy.compress_raw(body))
 
 
@@ -462,21 +464,25 @@ def otlp_logs_of_many_attributes(size: int) -> bytes:
 
 @bomb("/loki/api/v1/push", PROTOBUF)
 def loki_entries_of_large_labels(size: int) -> bytes:
-    stream = wrapped(1, b'{t="%b"}' % text(size)) + wrapped(2, b"") * ((size - len(text(size))) // 2)
-    return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+    stream = encode_field(1, b'{t="%b"}' % text(size)) + encode_field(2, b"") * ((size - len(text(size))) // 2)
+    return bytes(cramjam.snappy.compress_raw(encode_field(1, stream)))
 
 
 @bomb("/loki/api/v1/push", PROTOBUF)
 def loki_entries_of_labels_that_take_more_as_json(size: int) -> bytes:
-    stream = wrapped(1, b'{t="%b"}' % (b"\1" * 300)) + wrapped(2, b"") * ((size - 300) // 2)
-    return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+    stream = encode_field(1, b'{t="%b"}' % (b"\1" * 300)) + encode_field(2, b"") * ((size - 300) // 2)
+    return bytes(cramjam.snappy.compress_raw(encode_field(1, stream)))
 
 
 @bomb("/loki/api/v1/push", PROTOBUF)
 def loki_entries_that_are_invalid(size: int) -> bytes:
-    entry = wrapped(2, loki.Entry(line="\0").SerializeToString())
-    stream = wrapped(1, b'{t="%b"}' % text(size)) + wrapped(2, b"") + entry * ((size - len(text(size))) // len(entry))
-    return bytes(cramjam.snappy.compress_raw(wrapped(1, stream)))
+    entry = encode_field(2, loki.Entry(line="\0").SerializeToString())
+    stream = (
+        encode_field(1, b'{t="%b"}' % text(size))
+        + encode_field(2, b"")
+        + entry * ((size - len(text(size))) // len(entry))
+    )
+    return bytes(cramjam.snappy.compress_raw(encode_field(1, stream)))
 
 
 @bomb("/api/prom/push", "Content-Type: application/json")
@@ -759,8 +765,8 @@ def empties(path: str) -> bytes:
 def test_a_message_of_more_fields_than_it_needs_is_invalid(part: bytes) -> None:
     body = part * (3 * BODY // len(part))
     with pytest.raises(Invalid, match="fields"):
-        list(protobuf.fields(body))
-    assert len(list(protobuf.fields(wrapped(1, b"x" * 14) * 200_000))) == 200_000
+        list(protobuf.split_fields(body))
+    assert len(list(protobuf.split_fields(encode_field(1, b"x" * 14) * 200_000))) == 200_000
 
 
 @pytest.mark.parametrize("name", ["loki_lines_of_many_labels", "otlp_logs_of_many_attributes"])
@@ -817,17 +823,17 @@ class Handed:
 
 @pytest.mark.parametrize("name", ENCODED)
 def test_twice_the_compressed_body_takes_at_most_twice_the_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = encoding.joined
+    joined = encoding.inflate_members
 
     def counted(name: str, data: bytes, start: Callable[[], Any], *rest: Any) -> bytes:
         return joined(name, data, lambda: Handed(start()), *rest)
 
-    monkeypatch.setattr(encoding, "joined", counted)
-    monkeypatch.setattr(codings, "joined", counted)
+    monkeypatch.setattr(encoding, "inflate_members", counted)
+    monkeypatch.setattr(codings, "inflate_members", counted)
     found, handed = [], []
     for count in 1, 245, 490:
         body, before = ENCODED[name](count), Handed.total
-        found.append(calls(partial(encoding.inflated, body, name.partition(" ")[0], BODY)))
+        found.append(calls(partial(encoding.inflate_body, body, name.partition(" ")[0], BODY)))
         handed.append(Handed.total - before)
     assert found[2] <= 2.2 * found[1] + 20
     assert handed[2] <= 2.2 * handed[1]

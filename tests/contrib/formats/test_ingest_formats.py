@@ -15,11 +15,11 @@ from google.rpc.status_pb2 import Status
 from proving import harness
 from proving.harness import Server, get, post, redis_server
 from proving.harness import request as send
-from sluice.contrib.formats import written
+from sluice.contrib.formats import remote_write_counts
 from sluice.contrib.formats.prometheus import messages
 from sluice.http.routes import varies
 from sluice.routes import ROUTES
-from sluice.streams.message import parse
+from sluice.streams.message import parse_message
 from support.gateway_sites import MAX_BODY, Site, gateway_site
 
 pytestmark = pytest.mark.contract
@@ -59,7 +59,7 @@ def test_the_answer_to_remote_write_2_counts_what_is_on_the_list(site: Site) -> 
     body = bytes(cramjam.snappy.compress_raw(request.SerializeToString()))
     for path in "/api/v1/write", "/metrics":
         status, headers, answer = post(site.where, path, body, WRITE_2)
-        found = [headers.get(f"x-prometheus-remote-write-{name}-written") for name in written.NAMES]
+        found = [headers.get(f"x-prometheus-remote-write-{name}-written") for name in remote_write_counts.NAMES]
         expected = (204, b"", ["3", "200", "1"]) if path == "/api/v1/write" else (200, b'{"message":"OK"}', [None] * 3)
         assert (status, answer, found) == expected
     assert [item.partition(b"\r\n\r\n")[2] for item in site.items("metrics")][:1] == [body]
@@ -193,7 +193,7 @@ def test_the_kept_path_is_the_one_that_chose_the_route_however_it_is_written(sit
         data = f"POST {target}?{query} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
         if send(site.where, data)[0] < 300:
             accepted += 1
-            message = parse(site.items(route.stream)[-1])
+            message = parse_message(site.items(route.stream)[-1])
             assert message and (message.path, message.query, message.body) == (path, query.encode(), b"x"), target
     assert accepted >= 10
 

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from sluice.contrib.formats.log_fields import LEVELS, level
+from sluice.contrib.formats.log_fields import LEVELS, stored_level
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams.record import Log, Reject
 from support.folders import has
@@ -85,7 +85,7 @@ def test_the_objects_of_common_libraries_are_records(name: str) -> None:
     ],
 )
 def test_a_level_is_one_of_six_or_as_it_was_sent_and_nothing_of_it_is_lost(sent: str | int, stored: str) -> None:
-    result, kept = level(sent)
+    result, kept = stored_level(sent)
     assert result == stored
     assert sent == kept if kept is not None else str(sent).lower() == stored
 

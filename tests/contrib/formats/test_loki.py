@@ -10,7 +10,7 @@ import cramjam
 import pytest
 
 from sluice.contrib.formats.loki import messages
-from sluice.contrib.formats.protobuf import fields, uncompress, wrapped
+from sluice.contrib.formats.protobuf import encode_field, split_fields, uncompress
 from sluice.streams.body import Budget, Remainder
 from sluice.streams.record import Invalid, Log, Reject
 from support.list_items import LIMITS, decode, kept, reject_reason
@@ -174,9 +174,11 @@ def test_a_damaged_request_is_buried_as_a_whole(sent: bytes, reason: str) -> Non
 
 
 def test_fields_that_are_not_known_are_skipped() -> None:
-    labels = wrapped(1, b'{n="0"}')
-    stream = wrapped(9, b"new") + labels + wrapped(9, b"new") + wrapped(2, entry("a").SerializeToString())
-    body = compressed(wrapped(9, b"new") + wrapped(1, stream))
+    labels = encode_field(1, b'{n="0"}')
+    stream = (
+        encode_field(9, b"new") + labels + encode_field(9, b"new") + encode_field(2, entry("a").SerializeToString())
+    )
+    body = compressed(encode_field(9, b"new") + encode_field(1, stream))
     (row,) = decode("logs", kept(body, PATH, PROTOBUF))
     assert (row.message, row.attributes) == ("a", {"n": "0"})
 
@@ -197,11 +199,11 @@ def test_a_stream_without_a_line_counts_as_one() -> None:
 def test_a_field_of_any_length_can_be_written_and_found_among_numbers(size: int) -> None:
     content = bytes(range(256)) * 64 + b"x"
     numbers = b"\x09" + content[:8] + b"\x15" + content[:4] + b"\x18" + b"\xff" * 9 + b"\x01"
-    message = numbers + wrapped(4, content[:size]) + numbers
-    (field,) = fields(message)
+    message = numbers + encode_field(4, content[:size]) + numbers
+    (field,) = split_fields(message)
     assert (field.number, message[field.content : field.end]) == (4, content[:size])
     with pytest.raises(Invalid, match="number too long"):
-        list(fields(b"\x18" + b"\xff" * 10 + b"\x01"))
+        list(split_fields(b"\x18" + b"\xff" * 10 + b"\x01"))
 
 
 def test_the_rest_of_a_request_with_too_many_lines_is_buried_and_continues_there() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.contrib.formats.multipart import split
+from sluice.contrib.formats.multipart import split_parts
 from sluice.http import request
 from sluice.streams import registry
 from sluice.streams.record import Log, Reject, Vote
@@ -65,7 +65,7 @@ def test_an_invalid_form_is_one_dead_letter(body: bytes, reason: str) -> None:
 
 
 def test_the_files_of_a_form_are_one_dead_letter() -> None:
-    parts = split(form(*[FILE] * 900), LINE, LIMITS)
+    parts = split_parts(form(*[FILE] * 900), LINE, LIMITS)
     assert parts.files == form(*[FILE] * 900) and not parts.fields and not parts.plain
 
 
@@ -91,4 +91,4 @@ def test_each_choice_of_a_form_is_a_vote() -> None:
     ],
 )  # fmt: skip
 def test_the_gateway_keeps_the_head_that_explains_a_body(environ: dict[str, str], kept: bool) -> None:
-    assert request.examine(environ, False) is kept
+    assert request.needs_head(environ, False) is kept

@@ -21,7 +21,7 @@ import pytest
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, installation, running, short_tmp
 from sluice.contrib.formats.prometheus import messages
-from sluice.contrib.formats.protobuf import uncompress, wrapped
+from sluice.contrib.formats.protobuf import encode_field, uncompress
 from sluice.streams.body import Budget
 from sluice.streams.record import Limits
 from support.answering_proxy import AnsweringProxy, closing, reply
@@ -215,8 +215,10 @@ def test_native_histograms_are_stored(up: Server, tmp: Path) -> None:
     )
     span = b"\x08\x02\x10\x03"  # offset 1, length 3
     histogram = b"\x08\x07\x11%b\x28\x02\x31%b\x38\x01" % (struct.pack("<d", 12.5), struct.pack("<d", 0.001))
-    histogram += wrapped(12, span) + b"\x68\x02\x68\x04\x68\x03"  # schema 1, one in the zero bucket, deltas 1, 2, -2
-    family = wrapped(1, b"latency") + b"\x18\x04" + wrapped(4, wrapped(7, histogram))
+    histogram += (
+        encode_field(12, span) + b"\x68\x02\x68\x04\x68\x03"
+    )  # schema 1, one in the zero bucket, deltas 1, 2, -2
+    family = encode_field(1, b"latency") + b"\x18\x04" + encode_field(4, encode_field(7, histogram))
     target.text = bytes([len(family)]) + family
     with closing(target) as scrape, prometheus(tmp, up.port, scrape):
         fields = "field IN ('count', 'histogram', 'sum')"

@@ -10,7 +10,7 @@ from typing import Any
 import cramjam
 import pytest
 
-from sluice.contrib.formats import written
+from sluice.contrib.formats import remote_write_counts
 from sluice.contrib.formats.prometheus import messages
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
@@ -383,30 +383,39 @@ def test_the_gateway_counts_samples_histograms_and_exemplars() -> None:
         created_timestamp=NOON,
     )  # fmt: skip
     symbols = messages.Request2(symbols=["", "a" * 200, "b" * 20_000]).SerializeToString()
-    assert written.parts(symbols + whole * 5, 1000) == (15, 10, 5)
-    assert written.count(compressed(b"")) == (0, 0, 0)
+    assert remote_write_counts.count_parts(symbols + whole * 5, 1000) == (15, 10, 5)
+    assert remote_write_counts.count_block(compressed(b"")) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
     "tag", [b"\x0b\0", b"\x0d1234", b"\x08\1", b"\xaa\1\0", b"\x2a\x02\x10\1", b"*\5\x12\4", b"*", b"*\xff"]
 )
 def test_the_gateway_does_not_count_what_it_does_not_know(tag: bytes) -> None:
-    with pytest.raises((written.Uncounted, IndexError)):
-        written.parts(tag, 1000)
-    with pytest.raises(written.Uncounted, match="no snappy block"):
-        written.count(compressed(bytes(range(256)) + tag))
+    with pytest.raises((remote_write_counts.Uncounted, IndexError)):
+        remote_write_counts.count_parts(tag, 1000)
+    with pytest.raises(remote_write_counts.Uncounted, match="no snappy block"):
+        remote_write_counts.count_block(compressed(bytes(range(256)) + tag))
 
 
 def test_the_gateway_counts_in_bounded_steps_and_memory() -> None:
     long = b"*\x87\0" + b"\x12\5abcde"  # a length of two bytes counts as four steps
-    assert written.parts(b"*\0" * 10, 10) == (0, 0, 0) and written.parts(long, 5) == (1, 0, 0)
-    for data, steps in (b"*\0" * 11, 10), (b"*\2\x12\0", 1), (long, 4), (b"*\0" * 4_000_000, written.MOST_STEPS):
-        with pytest.raises(written.Uncounted, match="parts"):
-            written.parts(data, steps)
-    with pytest.raises(written.Uncounted, match="parts, or 2 for each byte"):
-        written.count(compressed(b"*\0" * 5000))
-    with pytest.raises(written.Uncounted, match="inflates"):
-        written.count(compressed(bytes(written.MOST_BYTES + 1))[:4])  # its size stands first
+    assert remote_write_counts.count_parts(b"*\0" * 10, 10) == (0, 0, 0) and remote_write_counts.count_parts(
+        long, 5
+    ) == (1, 0, 0)
+    for data, steps in (
+        (b"*\0" * 11, 10),
+        (b"*\2\x12\0", 1),
+        (long, 4),
+        (b"*\0" * 4_000_000, remote_write_counts.MOST_STEPS),
+    ):
+        with pytest.raises(remote_write_counts.Uncounted, match="parts"):
+            remote_write_counts.count_parts(data, steps)
+    with pytest.raises(remote_write_counts.Uncounted, match="parts, or 2 for each byte"):
+        remote_write_counts.count_block(compressed(b"*\0" * 5000))
+    with pytest.raises(remote_write_counts.Uncounted, match="inflates"):
+        remote_write_counts.count_block(
+            compressed(bytes(remote_write_counts.MOST_BYTES + 1))[:4]
+        )  # its size stands first
 
 
 def test_the_gateway_counts_what_prometheus_sends_by_default() -> None:
@@ -416,13 +425,17 @@ def test_the_gateway_counts_what_prometheus_sends_by_default() -> None:
     buckets = b"".join(
         series2(labels_refs=(1, 2, 3, 4, 5, 6 + n % 12, 18, 19 + n // 12), samples=[sample(0)]) for n in range(2_000)
     )
-    assert written.count(compressed(buckets)) == (2_000, 0, 0)  # the most similar ones that there may be
-    assert written.parts(symbols + part * 2_000, written.MOST_STEPS // 2) == (2_000, 0, 0)
+    assert remote_write_counts.count_block(compressed(buckets)) == (
+        2_000,
+        0,
+        0,
+    )  # the most similar ones that there may be
+    assert remote_write_counts.count_parts(symbols + part * 2_000, remote_write_counts.MOST_STEPS // 2) == (2_000, 0, 0)
 
 
 def test_the_gateway_counts_nothing_without_a_library_for_snappy(monkeypatch: pytest.MonkeyPatch) -> None:
     body = compressed(series2(samples=[sample(1)]))
-    assert written.count(body) == (1, 0, 0)
+    assert remote_write_counts.count_block(body) == (1, 0, 0)
     monkeypatch.setitem(sys.modules, "cramjam", None)
-    with pytest.raises(written.Uncounted, match="no library for snappy"):
-        written.count(body)
+    with pytest.raises(remote_write_counts.Uncounted, match="no library for snappy"):
+        remote_write_counts.count_block(body)

@@ -13,13 +13,13 @@ import pytest
 from sluice import settings
 from sluice.http.endpoints import Endpoints, load_endpoints
 from sluice.http.replies import Rejected
-from sluice.registry import declared
+from sluice.registry import declared_entries
 from sluice.routes import load_routes
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Decoded, Limits
 from support.table_of_cases import check_each_row
 
-S = settings.load({})
+S = settings.load_settings({})
 
 
 class Count:
@@ -189,7 +189,7 @@ def test_an_invalid_request_names_the_reason(
 
 
 def test_senders_that_ask_first_are_answered() -> None:
-    probes = declared("probes")
+    probes = declared_entries("probes")
     environ = {"REQUEST_METHOD": "GET"}
     root = probes["/"].load()(environ, lambda: None)
     assert ("X-Elastic-Product", "Elasticsearch") in root.headers

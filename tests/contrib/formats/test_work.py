@@ -75,14 +75,14 @@ def test_a_body_takes_no_more_work_than_its_budget(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "firehose" in name])
 def test_what_cannot_be_inflated_is_paid_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inflated, made = encoding.inflated, 0
+    inflated, made = encoding.inflate_body, 0
 
     def counted(data: bytes, coding: str, limit: int) -> bytes:
         nonlocal made
         made += limit
         return inflated(data, coding, limit)
 
-    monkeypatch.setattr(body, "inflated", counted)
+    monkeypatch.setattr(body, "inflate_body", counted)
     stream, sent = item(name, SIZE)
     STREAMS[stream].decode(sent, LIMITS)
     assert 0 < made < 5 * SIZE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proving.harness import Server, ask, redis_server
-from sluice.contrib.formats.protobuf import wrapped
+from sluice.contrib.formats.protobuf import encode_field
 from support.operator_verbs import drain, push, vote
 
 pytestmark = pytest.mark.contract
@@ -24,9 +24,13 @@ def redis(tmp: Path) -> Iterator[Server]:
 def test_bodies_that_would_become_gigabytes_or_take_minutes_do_not(tmp: Path, redis: Server) -> None:
     number = b"1" * 500_000
     position = b'{"device":"a","lat":"%bx","lon":1}' % number
-    resource = wrapped(1, wrapped(1, wrapped(1, b"t") + wrapped(2, wrapped(1, b"x" * 250_000))))
-    valid = wrapped(2, wrapped(1, b"m") + wrapped(5, wrapped(1, b"\x31" + bytes(8))))  # the others have no name
-    request = wrapped(1, resource + wrapped(2, valid + wrapped(2, b"") * 100_000))
+    resource = encode_field(
+        1, encode_field(1, encode_field(1, b"t") + encode_field(2, encode_field(1, b"x" * 250_000)))
+    )
+    valid = encode_field(
+        2, encode_field(1, b"m") + encode_field(5, encode_field(1, b"\x31" + bytes(8)))
+    )  # the others have no name
+    request = encode_field(1, resource + encode_field(2, valid + encode_field(2, b"") * 100_000))
     head = b"POST /v1/metrics HTTP/1.1\r\nContent-Type: application/x-protobuf\r\n\r\n"
     push(redis, position, stream="gps")
     push(redis, head + gzip.compress(request), stream="metrics")

@@ -18,7 +18,7 @@ import pytest
 from proving.harness import poll, short_tmp
 from proving.receiver import Post, Receiver, Reply, receiving
 from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.destinations.registry import open_destinations
 from sluice.contrib.forward import program, schedule
 from sluice.contrib.forward.destination import ENDED, Forward
 from sluice.contrib.forward.program import Forwarder
@@ -55,8 +55,8 @@ class Cell:
     def __init__(self, tmp: Path, rows: str) -> None:
         self.database = SqliteStore(tmp)
         self.streams = {**STREAMS, "requests": REQUESTS}
-        self.elsewhere: Any = open_elsewhere(parse_rows(rows), self.streams)
-        self.store: Store[Any] = open_store(self.database.url, self.streams, elsewhere=self.elsewhere)
+        self.row_destinations: Any = open_destinations(parse_rows(rows), self.streams)
+        self.store: Store[Any] = open_store(self.database.url, self.streams, row_destinations=self.row_destinations)
         self.batch = count(1)
         self.running: tuple[Forwarder, threading.Thread] | None = None
 
@@ -65,7 +65,7 @@ class Cell:
         assert self.store.persist(*votes(*choices, first=first)) == Outcome(len(choices), 0)
 
     def start(self) -> None:
-        destinations = [each for each in self.elsewhere.destinations.values() if isinstance(each, Forward)]
+        destinations = [each for each in self.row_destinations.destinations.values() if isinstance(each, Forward)]
         forwarder = Forwarder(lambda: open_store(self.database.url, self.streams, make=False), destinations)
         thread = threading.Thread(target=forwarder.run, daemon=True)
         thread.start()
@@ -205,8 +205,8 @@ def test_410_makes_a_dead_letter_with_the_answer_and_replay_posts_it_under_the_s
 
 
 def test_a_letter_of_a_batch_that_was_folded_is_posted_under_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 0)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 0)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
     with receiving(lambda post, number: Reply(200 if number else 410)) as receiver, cell(receiver) as one:
         one.store_votes("a")
         one.store_votes("b")

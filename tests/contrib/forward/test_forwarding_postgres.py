@@ -9,7 +9,7 @@ import pytest
 from proving.postgres import Postgres, postgres_server
 from proving.receiver import Reply, receiving
 from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.destinations.registry import open_destinations
 from sluice.contrib.forward.destination import Forward
 from sluice.contrib.forward.program import Forwarder
 from sluice.store.registry import open_store
@@ -28,9 +28,9 @@ def server() -> Iterator[Postgres]:
 
 def test_rows_are_posted_buried_and_posted_again_and_one_program_at_a_time_posts(server: Postgres) -> None:
     with receiving(lambda post, number: Reply(200 if number else 410)) as receiver:
-        elsewhere = open_elsewhere(parse_rows(f"votes=store+{receiver.url}#order=poll"), STREAMS)
-        destinations = [each for each in elsewhere.destinations.values() if isinstance(each, Forward)]
-        store = open_store(server.url, dict(STREAMS), elsewhere=elsewhere)
+        row_destinations = open_destinations(parse_rows(f"votes=store+{receiver.url}#order=poll"), STREAMS)
+        destinations = [each for each in row_destinations.destinations.values() if isinstance(each, Forward)]
+        store = open_store(server.url, dict(STREAMS), row_destinations=row_destinations)
         first, second = (
             Forwarder(lambda: open_store(server.url, dict(STREAMS), make=False), destinations) for _ in range(2)
         )

@@ -11,7 +11,7 @@ import pytest
 
 from proving.receiver import Reply, receiving
 from sluice import settings
-from sluice.contrib.destinations.registry import check as check_rows
+from sluice.contrib.destinations.registry import check_destinations as check_rows
 from sluice.contrib.forward.client import ANSWER_BYTES, RETRY_SECONDS, Client, retry_after
 from sluice.contrib.forward.parts import check, forward
 from sluice.contrib.forward.signing import Secrets, key_of, signatures
@@ -42,16 +42,16 @@ def test_a_url_has_its_options_behind_the_hash() -> None:
     ],
 )
 def test_an_invalid_receiver_stops_the_start(rows: str, why: str) -> None:
-    s = settings.load({"INGEST_ROWS": rows})
+    s = settings.load_settings({"INGEST_ROWS": rows})
     with pytest.raises(SettingError, match=why):
         for each in check_rows, check:
             each(s, {}, STREAMS)
 
 
 def test_the_program_runs_if_rows_are_posted() -> None:
-    assert forward(settings.load({})) is None
-    assert forward(settings.load({"INGEST_ROWS": "votes=parquet:///a"})) is None
-    assert forward(settings.load({"INGEST_ROWS": "gps=store+http://host/,votes=parquet:///a"})) is not None
+    assert forward(settings.load_settings({})) is None
+    assert forward(settings.load_settings({"INGEST_ROWS": "votes=parquet:///a"})) is None
+    assert forward(settings.load_settings({"INGEST_ROWS": "gps=store+http://host/,votes=parquet:///a"})) is not None
 
 
 def test_a_signature_is_that_of_standard_webhooks() -> None:

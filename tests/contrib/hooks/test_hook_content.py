@@ -8,7 +8,7 @@ import pytest
 
 from sluice.base.counters import Histogram
 from sluice.spool.claim import Claim
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.decoding import decode_claim
 from sluice.streams.record import Limits
 from support.keys_contract import NOON, Here
@@ -29,7 +29,9 @@ def put(here: Here, *arrivals: tuple[float, bytes]) -> int:
     times = [(first + at, NOON + int(seconds * SECOND)) for at, (seconds, _) in enumerate(arrivals)]
     items = [body for _, body in arrivals]
     claim = Claim("hooks", f"e:{first}:{NOON}", first, len(items), 0, times)
-    group = decode_claim(claim, items, here.streams["hooks"], Limits(), Histogram((1.0,)), bounds.TURN_SECONDS)
+    group = decode_claim(
+        claim, items, here.streams["hooks"], Limits(), Histogram((1.0,)), transaction_limits.TURN_SECONDS
+    )
     return here.store.persist(claim, group.bodies, Limits()).records
 
 

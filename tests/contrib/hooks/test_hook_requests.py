@@ -25,7 +25,7 @@ Ask = Callable[[Sent], "bytes | Rejected"]
 def endpoint_of(**given: str) -> Endpoint:
     """The endpoint of hooks, as a gateway has it."""
     endpoints = Endpoints({PATH: ROUTES[PATH]}, lambda name: None, 1 << 20, 8 << 20)  # type: ignore[arg-type,return-value]
-    gateway.extend(ROUTES, endpoints, settings.load(given))
+    gateway.extend(ROUTES, endpoints, settings.load_settings(given))
     return endpoints.plain[PATH]
 
 

@@ -98,7 +98,7 @@ CASES = {
 
 def verdict(case: Case, secret: str = "", body: bytes | None = None, at: int = 0) -> str:
     """What is said of the signature; "": it is valid."""
-    from sluice.contrib.access.signature import Request, Wrong, check
+    from sluice.contrib.access.signature import Request, Wrong, check_signature
     from sluice.contrib.hooks.config import scheme_of
 
     name, *places = case.scheme.split()
@@ -109,7 +109,7 @@ def verdict(case: Case, secret: str = "", body: bytes | None = None, at: int = 0
         lambda name: fields.get(name.lower(), ""), case.body if body is None else body, case.target, case.base
     )
     try:
-        check(scheme, keys, request, at or case.at)
+        check_signature(scheme, keys, request, at or case.at)
     except Wrong as wrong:
         return str(wrong)
     return ""

@@ -17,11 +17,11 @@ def hooks_of(tmp_path: Path, text: str, mode: int = 0o600) -> Hooks:
     file = tmp_path / "hooks"
     file.touch(mode)
     file.write_text(text)
-    return load(settings.load({"INGEST_HOOKS": str(file)}))
+    return load(settings.load_settings({"INGEST_HOOKS": str(file)}))
 
 
 def test_without_a_file_each_name_is_taken_unchecked() -> None:
-    hook = load(settings.load({})).find("any")
+    hook = load(settings.load_settings({})).find("any")
     assert (hook.scheme, hook.size, hook.answer, hook.within, hook.refused) == (None, 0, None, 0, False)
     assert {"slack", "meta", "strava", "microsoft", "eventgrid"} <= hook.challenges
     assert not {"zoom", "discord", "vercel"} & hook.challenges

@@ -175,7 +175,7 @@ def test_the_streams_are_known_while_the_redis_of_the_figures_is_down(tmp: Path,
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         accepted(gate.socket, VOTE % b"a")
         drain(tmp, url)
-    reading = Observer(settings.load(environment(tmp, {"INGEST_SPOOL": url}))).look()
+    reading = Observer(settings.load_settings(environment(tmp, {"INGEST_SPOOL": url}))).look()
     found = reading["streams"]["votes"]
     assert found["accepted"] == found["stored"] == len(stored(tmp)) and found["missing"] == 0
     assert (reading["processes"], reading["memory"]) == (None, None)

@@ -9,7 +9,7 @@ from sluice import settings
 
 def test_bodies_may_wait_in_kafka() -> None:
     url = "kafka://u:p%40@a:9092,b:9092/mine?partitions=8&ssl.ca.location=/ca.pem&properties=/k"
-    found = settings.load({"INGEST_SPOOL": url, "INGEST_HOME": "/h"})
+    found = settings.load_settings({"INGEST_SPOOL": url, "INGEST_HOME": "/h"})
     assert (found.spool, found.has_own_redis, found.figures) == (url, False, found.scratch_redis)
     assert found.figures == "/h/run/views.sock"
     assert ":p" not in settings.without_password(url)
@@ -24,7 +24,7 @@ def test_bodies_may_wait_in_kafka() -> None:
 )
 def test_what_does_not_go_with_kafka_is_said_in_one_line(env: dict[str, str], words: str) -> None:
     with pytest.raises(settings.SettingError, match=words) as caught:
-        settings.load({"INGEST_SPOOL": "kafka://h:9092"} | env)
+        settings.load_settings({"INGEST_SPOOL": "kafka://h:9092"} | env)
     assert str(caught.value).count("\n") == 0
 
 

@@ -24,7 +24,7 @@ FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.S)  # the SVG must load noth
 def main() -> None:
     with short_tmp() as tmp, installation(tmp) as up:
         console = Console(record=True, width=80, height=24, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
-        view = Dashboard(Observer(settings.load(environment(tmp))), console)
+        view = Dashboard(Observer(settings.load_settings(environment(tmp))), console)
         for body in b'{"poll":"cookies"', b'{"poll":"cookies","choice":7}', b'{"choice":"oreo"}':
             post(up.port, "/votes", body)
         post(up.port, "/gps", b'{"device":"bike","lat":481.3743,"lon":11.57549}')

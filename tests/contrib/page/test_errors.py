@@ -15,9 +15,9 @@ import pytest
 from proving import harness
 from proving.harness import connect, get, installation, request, stopped
 from sluice import settings
-from sluice.contrib.page.rejections import KEPT, Rejections, reason
+from sluice.contrib.page.rejections import KEPT, Rejections, rejection_reason
+from sluice.http.notify_page import MOST_TOLD, PageNotifier
 from sluice.http.replies import NOT_FOUND
-from sluice.http.tell import MOST_TOLD, Teller
 from support import access, operator_verbs
 
 poll = harness.poll
@@ -44,7 +44,9 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
     env = {"INGEST_API_KEYS": access.keys(tmp), "INGEST_CLIENT_CONNECTIONS": 3, "INGEST_MAX_BODY": 1000}
     with installation(tmp / "home", env, ready=False) as up:
         home = tmp / "home"
-        poll(settings.load({"INGEST_HOME": str(home)}).rejected.exists)  # what nginx tells earlier, nobody hears
+        poll(
+            settings.load_settings({"INGEST_HOME": str(home)}).rejected.exists
+        )  # what nginx tells earlier, nobody hears
         ok = f"POST /votes?token=s3cret HTTP/1.1\r\n{KEY}"
         poll(lambda: send(up.port, ok + "X: y", b'{"poll":"p","choice":"c"}') == 200)
         assert send(up.port, "POST /votes?token=s3cret HTTP/1.1", b"s3cret") == 401
@@ -59,7 +61,10 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
         # no such request passes nginx, as far as is known; the gateway's own parser rejects it
         for fields, status in ("Content-Length: s3cret", 400), ("X: " + "s3cret" * 20_000, 431):
             head = f"POST /votes?token=s3cret HTTP/1.1\r\nHost: localhost\r\nX-Real-IP: 10.1.2.3\r\n{fields}\r\n\r\n"
-            assert request(settings.load({"INGEST_HOME": str(home)}).gateway_sockets[0], head.encode())[0] == status
+            assert (
+                request(settings.load_settings({"INGEST_HOME": str(home)}).gateway_sockets[0], head.encode())[0]
+                == status
+            )
         with contextlib.ExitStack() as held:
 
             def refused() -> bool:
@@ -102,11 +107,11 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
 
 
 def test_a_list_is_bounded_and_has_no_control_characters(tmp: Path) -> None:
-    s = settings.load({"INGEST_HOME": str(tmp)})
+    s = settings.load_settings({"INGEST_HOME": str(tmp)})
     s.rejected.parent.mkdir()
     kept = Rejections(s, 1.0)
     evil = NOT_FOUND, "", {"PATH_INFO": EVIL, "HTTP_X_REAL_IP": "192.0.2.1\x1b"}
-    teller = Teller(s.rejected)
+    teller = PageNotifier(s.rejected)
     for _ in range(3 * MOST_TOLD):
         teller.tell(*evil)
     for n in range(3 * KEPT):
@@ -136,12 +141,15 @@ def test_a_list_is_bounded_and_has_no_control_characters(tmp: Path) -> None:
     "https, why", [("", "HTTP on a port of HTTPS"), ("on", "malformed HTTP"), (None, "malformed HTTP")]
 )
 def test_http_on_the_port_of_https_has_a_reason_of_its_own(https: str | None, why: str) -> None:
-    assert reason({"status": 400, "path": "", "from": "::1"} | ({} if https is None else {"https": https})) == why
+    assert (
+        rejection_reason({"status": 400, "path": "", "from": "::1"} | ({} if https is None else {"https": https}))
+        == why
+    )
 
 
 def test_a_rejection_waits_for_nobody(tmp: Path) -> None:
-    s = settings.load({"INGEST_HOME": str(tmp)})
-    Teller(s.rejected).tell(NOT_FOUND, "", {"PATH_INFO": "/"})
+    s = settings.load_settings({"INGEST_HOME": str(tmp)})
+    PageNotifier(s.rejected).tell(NOT_FOUND, "", {"PATH_INFO": "/"})
     assert operator_verbs.sluice(tmp, "errors")[0] == 1
 
 

@@ -102,7 +102,7 @@ def test_metrics_count_what_the_gateway_and_the_worker_did(up: Server) -> None:
         ("sluice_store_errors_total", "votes"): 0,
         ("sluice_processes", "gateway"): 1,
         ("sluice_processes", "worker"): 1,
-        ("sluice_cell_late", settings.load({"INGEST_HOME": str(up.home)}).cell): 0,
+        ("sluice_cell_late", settings.load_settings({"INGEST_HOME": str(up.home)}).cell): 0,
         ("sluice_up", "redis"): 1,
         ("sluice_up", "database"): 1,
         ("sluice_view_served", "/votes/tally"): 1,
@@ -256,7 +256,7 @@ def test_failed_attempts_to_store_are_counted_and_the_claim_of_the_worker_is_sho
     with harness.redis_server(tmp, appendfsync="no") as redis:
         push(redis, *map(vote, range(3)))
         with harness.running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", env) as worker:
-            observer = Observer(settings.load(env))
+            observer = Observer(settings.load_settings(env))
 
             def settled() -> bool:
                 figures = observer.look()

@@ -754,7 +754,7 @@ def test_the_page_is_served_to_this_machine_only_unless_allowed() -> None:
             if one == 200:
                 assert json.loads(body)["detail"] == "This path accepts only GET and HEAD."
     with pytest.raises(settings.SettingError, match="INGEST_STATUS_ALLOW='everybody' is invalid"):
-        settings.load({"INGEST_STATUS_ALLOW": "everybody"})
+        settings.load_settings({"INGEST_STATUS_ALLOW": "everybody"})
 
 
 def test_the_page_loads_nothing_from_other_hosts(up: Server) -> None:

@@ -53,7 +53,7 @@ from support.worker_contract import WorkerTests
 
 pytestmark = pytest.mark.contract
 
-MOST = registry.limits(settings.load({}))
+MOST = registry.body_limits(settings.load_settings({}))
 SECRET = "s3cr3t/with@all:of?it%#"
 
 
@@ -175,8 +175,8 @@ def test_a_store_makes_its_tables_unless_it_is_told_not_to(pg: Postgres):
 
 def test_the_name_of_a_partition_fits_whatever_the_name_of_its_table():
     for table in "votes", "x" * 63, "\u00e9" * 31:
-        assert len(partitions.named(table, "20260101").encode()) <= 63
-    names = {partitions.named("x" * 62 + end, suffix) for end in "ab" for suffix in ("other", "20260101")}
+        assert len(partitions.derived_name(table, "20260101").encode()) <= 63
+    names = {partitions.derived_name("x" * 62 + end, suffix) for end in "ab" for suffix in ("other", "20260101")}
     assert len(names) == 4 and not any(map(str.isidentifier, names))
 
 
@@ -289,8 +289,8 @@ GRANT = (
 
 
 def test_batches_are_folded_while_another_role_always_stores_some(pg: Postgres, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
     connect(pg).close()
     pg.ask(GRANT)
     store = open_store(pg.url.replace("//sluice@", "//writer@"), STREAMS)
@@ -312,8 +312,8 @@ def test_batches_are_folded_while_another_role_always_stores_some(pg: Postgres, 
 def test_the_follower_goes_on_when_the_batch_of_its_position_is_folded_and_its_rows_are_deleted(
     pg: Postgres, monkeypatch: pytest.MonkeyPatch, buried: bool
 ):
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
     later = int((time.time() + 9) * 1e6)
     with (
         contextlib.closing(connect(pg)) as store,

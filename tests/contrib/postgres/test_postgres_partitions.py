@@ -16,7 +16,7 @@ import pytest
 from proving.harness import poll
 from proving.postgres import Postgres, postgres_server
 from sluice.contrib.postgres import partitions
-from sluice.contrib.postgres.session import connect
+from sluice.contrib.postgres.session import open_connection
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.store.registry import open_store
@@ -56,7 +56,7 @@ def gps(*ages: float, first: int = 1) -> list[Body]:
 
 
 def parts(pg: Postgres) -> list[partitions.Partition]:
-    with contextlib.closing(connect(pg.url)) as db, db.begin():
+    with contextlib.closing(open_connection(pg.url)) as db, db.begin():
         return partitions.partitions(db, "gps")
 
 
@@ -230,7 +230,7 @@ def test_rows_are_stored_while_a_tally_gets_its_index_and_a_build_that_was_ended
     with (
         contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store,
         contextlib.closing(open_row_source(pg.url, STREAMS)) as rows,
-        contextlib.closing(connect(pg.url)) as other,
+        contextlib.closing(open_connection(pg.url)) as other,
     ):
         vote = Vote(poll="p", choice="c")
         assert store.persist(claim("votes", 1), [body_with(1, int(time.time() * 1e6), b"", vote)])[0] == 1

@@ -17,7 +17,7 @@ from proving.harness import ROOT, poll
 from proving.postgres import Postgres, postgres_server, unprivileged
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
-from sluice.store import bounds
+from sluice.store import transaction_limits
 from sluice.store.registry import open_store
 from sluice.store.types import Body, Epoch
 from sluice.streams.built_in import STREAMS
@@ -71,14 +71,14 @@ def use(pg: Postgres, url: str = "") -> None:
         assert store.expire_letters(1) is False
         store.publish_figures("c1", {"x": 1}, [Epoch("votes", "votes", "c1", 1, 9, 0)])
         assert [(found.cell, found.seconds < 60) for found in store.cells()] == [("c1", True)]
-        for n in range(bounds.FOLD_BATCHES + 1):
+        for n in range(transaction_limits.FOLD_BATCHES + 1):
             store.persist(*votes("a", first=20 + n))
         poll(store.fold)
     with contextlib.closing(open_row_source(url or pg.url, STREAMS)) as rows:
         rows.index(["gps", "votes"])  # type: ignore[attr-defined]
         rows.make_countable("votes", "poll", "choice")
         assert rows.news()
-        for stream, many in ("votes", 2 + 1 + bounds.FOLD_BATCHES), ("gps", 1):
+        for stream, many in ("votes", 2 + 1 + transaction_limits.FOLD_BATCHES), ("gps", 1):
             position, found = rows.start(), 0
             with rows.snapshot():
                 more = True
@@ -91,8 +91,8 @@ def use(pg: Postgres, url: str = "") -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 10)
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 2)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 10)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 2)
 
 
 @pytest.mark.usefixtures("few")

@@ -27,7 +27,7 @@ from sluice.run import up
 )
 def test_an_address_that_no_postgresql_has_stops_every_program(url: str, problem: str, tmp: Path) -> None:
     with pytest.raises(settings.SettingError) as caught:
-        up.check_modules(settings.load({"INGEST_STORE": url}))
+        up.check_modules(settings.load_settings({"INGEST_STORE": url}))
     assert problem in str(caught.value)
     if "sslmod" not in url:
         return

@@ -162,7 +162,7 @@ def test_the_sentinel_with_the_highest_epoch_is_believed_and_readers_leave_the_o
     with replicated(tmp, 1) as cluster, replicated(tmp / "other", 0) as other:
         # another master of the same name, whose Sentinels have seen no failover; they are asked, too
         hosts = [f"localhost:{one.port}" for one in (*other.sentinels, *cluster.sentinels)]
-        redis: Any = connect.client(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{NAME}", 3)
+        redis: Any = connect.connect_client(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{NAME}", 3)
         before = cluster.master()
         with cluster.sentinels[0].client() as sentinel:
             sentinel.execute_command("SENTINEL", "FAILOVER", NAME)
@@ -192,7 +192,7 @@ def remote(tmp: Path, tls: Path, request: pytest.FixtureRequest) -> Iterator[str
     command += ["--bind", "127.0.0.1", "--save", "", "--dir", tmp]
     url = f"{scheme}://me:p%40ss%3A1@localhost:{port}{end}"
     with running(command, tmp / "redis.out", environment(tmp), signal.SIGKILL):
-        poll(lambda: connect.client(url, 3).ping(), what="redis-server")
+        poll(lambda: connect.connect_client(url, 3).ping(), what="redis-server")
         yield url
 
 
@@ -226,7 +226,7 @@ def test_the_certificate_of_redis_is_checked(tmp: Path, remote: str, case: str) 
         "no TLS": url.replace("rediss:", "redis:"),
     }
     with pytest.raises(client.RedisError):
-        connect.client(wrong[case], 3).ping()
+        connect.connect_client(wrong[case], 3).ping()
 
 
 @pytest.mark.parametrize("remote", [False, True], indirect=True, ids=["redis", "rediss"])
@@ -261,12 +261,12 @@ def test_a_push_whose_reply_is_lost_is_not_sent_again(tmp: Path, remote: str) ->
         inlet.commit(group)
         thread.join()
     assert group.refused
-    assert connect.client(remote, 3).lrange(VOTES.ready, 0, -1) == [b"a"]
+    assert connect.connect_client(remote, 3).lrange(VOTES.ready, 0, -1) == [b"a"]
 
 
 @pytest.mark.parametrize("remote", [False], indirect=True)
 def test_a_gateway_leaves_a_redis_that_became_a_replica(tmp: Path, remote: str) -> None:
-    redis: Any = connect.client(remote, 3)
+    redis: Any = connect.connect_client(remote, 3)
     with gateway(tmp, env={"INGEST_SPOOL": remote}) as gate:
         assert post(gate.socket, "/votes", VOTE % b"a")[0] == 200
         (before,) = [one["id"] for one in redis.client_list() if one["name"].startswith("sluice:gateway")]

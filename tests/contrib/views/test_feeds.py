@@ -27,7 +27,7 @@ def expected(items: list[feeds.Item]) -> list[feeds.Item]:
 def merged(value: bytes | None, new: list[feeds.Item], with_member: bool) -> bytes:
     """The new value; the old one is among other bytes."""
     place = None if value is None else (b"before" + value + b"behind", 6, 6 + len(value))
-    return b"".join(feeds.merge(place, new, with_member, CAP))
+    return b"".join(feeds.merge_items(place, new, with_member, CAP))
 
 
 def check(calls: list[list[feeds.Item]], with_member: bool) -> None:
@@ -35,16 +35,16 @@ def check(calls: list[list[feeds.Item]], with_member: bool) -> None:
     seen: list[feeds.Item] = []
     for call in calls:
         seen += call
-        new = feeds.newest(call, CAP)
+        new = feeds.newest_items(call, CAP)
         value = merged(value, new, with_member)
         items = expected(seen)
         assert feeds.decode(value, with_member) == items
-        assert value == feeds.encode(items)
+        assert value == feeds.encode_items(items)
         for limit in range(1, CAP + 2):
             texts = [item[1].decode() for item in items[:limit]]
-            assert json.loads(feeds.page(with_member, (b"before" + value + b"behind", 6, 6 + len(value)), limit)) == [
-                json.loads(text) for text in texts
-            ]
+            assert json.loads(
+                feeds.items_page(with_member, (b"before" + value + b"behind", 6, 6 + len(value)), limit)
+            ) == [json.loads(text) for text in texts]
 
 
 @given(st.lists(st.lists(plain, min_size=1, max_size=8), min_size=1, max_size=8))
@@ -59,7 +59,7 @@ def test_of_items_with_one_identity_the_newest_is_kept(calls: list[list[feeds.It
 
 
 def test_a_match_between_two_identities_is_no_match() -> None:
-    value = feeds.encode([(2, b"2", b"abcdefgh"), (1, b"1", b"ijklmnop")])
+    value = feeds.encode_items([(2, b"2", b"abcdefgh"), (1, b"1", b"ijklmnop")])
     assert feeds.decode(merged(value, [(3, b"3", b"efghijkl")], True), True) == [
         (3, b"3", b"efghijkl"), (2, b"2", b"abcdefgh"), (1, b"1", b"ijklmnop"),
     ]  # fmt: skip

@@ -42,9 +42,9 @@ def here() -> Iterator[Site]:
 
 def ask(here: Site, key: str) -> None:
     """Do as the reader does when a client asks for a tally that is not kept."""
-    here.client().zadd(contract.wanted("/votes/tally"), {key: time.time() * 1000})
-    here.client().rpush(contract.asked("/votes/tally"), key)
-    harness.poll(lambda: here.client().exists(contract.kept("/votes/tally", here.views["/votes/tally"], key)))
+    here.client().zadd(contract.wanted_key("/votes/tally"), {key: time.time() * 1000})
+    here.client().rpush(contract.asked_key("/votes/tally"), key)
+    harness.poll(lambda: here.client().exists(contract.kept_key("/votes/tally", here.views["/votes/tally"], key)))
 
 
 def count(here: Site, path: str, **statuses: int) -> None:
@@ -97,8 +97,8 @@ def test_a_view_is_building_then_served_or_full(here: Site) -> None:
     here.follower.send_signal(signal.SIGTERM)
     here.follower.wait()
     client = here.client()
-    client.delete(contract.state("/gps/latest"))
-    client.set(contract.state("/gps/trail"), contract.FULL)
+    client.delete(contract.state_key("/gps/latest"))
+    client.set(contract.state_key("/gps/trail"), contract.FULL)
     found = views(here)
     assert [found[path]["state"] for path in FOLLOWED] == ["building", "full", *["served"] * 4]
     assert (found["/gps/trail"]["keys"], found["/gps/trail"]["lag"]) == (None, None)
@@ -106,14 +106,14 @@ def test_a_view_is_building_then_served_or_full(here: Site) -> None:
 
 def test_with_views_off_no_display_shows_any(here: Site) -> None:
     here.env["INGEST_VIEWS"] = "off"
-    here.settings = settings.load(harness.environment(here.tmp, here.env))
+    here.settings = settings.load_settings(harness.environment(here.tmp, here.env))
     here.kill(here.redis)
     observer = Observer(here.settings)
     found = observer.look()
     assert found["contributed"]["views"] == []
     assert not any(line.startswith(UNAVAILABLE) for line in found["trouble"])
     assert Page(here.settings).look()["views"] == []
-    assert b"sluice_view" not in exporter.text(found)
+    assert b"sluice_view" not in exporter.exposition(found)
     assert "reads/s" not in screen(Top(observer, Console(width=80)))
 
 
@@ -144,7 +144,7 @@ def test_every_display_says_that_the_views_redis_is_unavailable(here: Site, how:
             "path": "/gps/latest", "state": "unavailable", "keys": None, "lag": None, "refreshes": None,
             "reads_rate": None, "hits": None,
         }  # fmt: skip
-        text = exporter.text(found)
+        text = exporter.exposition(found)
         assert b'sluice_view_served{view="/gps/latest"} 0.0' in text
         assert b"sluice_view_lag_seconds{" not in text
         top = screen(Top(observer, Console(width=80)))
@@ -182,7 +182,7 @@ def test_top_and_the_page_show_rates_of_reads_and_hits(here: Site) -> None:
 def test_the_metrics_of_the_views(here: Site) -> None:
     count(here, "/gps/latest", s200=3, s404=1)
     ask(here, "cookies")
-    lines = exporter.text(Observer(here.settings).look()).decode().splitlines()
+    lines = exporter.exposition(Observer(here.settings).look()).decode().splitlines()
     for line in (
         'sluice_view_reads_total{status="200",view="/gps/latest"} 3.0',
         'sluice_view_reads_total{status="404",view="/gps/latest"} 1.0',
@@ -203,17 +203,17 @@ def test_the_memory_is_about_that_of_the_keys(here: Site) -> None:
     here.caught_up()
     ask(here, "cookies")
     found, client = views(here), here.client()
-    generation = client.get(contract.state("/notices/feed")).decode()
-    used = client.memory_usage(contract.prefix("/notices/feed", generation) + "jane")
+    generation = client.get(contract.state_key("/notices/feed")).decode()
+    used = client.memory_usage(contract.generation_prefix("/notices/feed", generation) + "jane")
     assert found["/notices/feed"]["bytes"] == pytest.approx(used, rel=0.25)
-    used = client.memory_usage(contract.kept("/votes/tally", here.views["/votes/tally"], "cookies"))
+    used = client.memory_usage(contract.kept_key("/votes/tally", here.views["/votes/tally"], "cookies"))
     assert found["/votes/tally"]["bytes"] == pytest.approx(used, rel=0.25)
     assert found["/metrics/latest"]["bytes"] == 0
 
 
 def test_a_view_that_refuses_new_keys_is_shown_as_crowded(here: Site) -> None:
     client = here.client()
-    client.set(contract.crowded("/gps/latest"), client.get(contract.state("/gps/latest")))
+    client.set(contract.crowded_key("/gps/latest"), client.get(contract.state_key("/gps/latest")))
     assert {path: one["state"] for path, one in views(here).items() if one["state"] != "served"} == {
         "/gps/latest": "crowded"
     }

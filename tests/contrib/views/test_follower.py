@@ -128,8 +128,8 @@ def test_the_ids_of_batches_settle_when_the_transactions_of_their_time_have_ende
     client = postgres.client()
 
     def settled() -> bool:
-        state = client.get(contract.state("/gps/latest")).decode()
-        return client.hget(contract.info("/gps/latest", state), "position").startswith(b"[5, []")
+        state = client.get(contract.state_key("/gps/latest")).decode()
+        return client.hget(contract.info_key("/gps/latest", state), "position").startswith(b"[5, []")
 
     harness.poll(settled)
 
@@ -155,8 +155,8 @@ def test_a_position_stays_short_while_somebody_leaves_a_transaction_open(postgre
             postgres.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
         postgres.caught_up()
         client = postgres.client()
-        state = client.get(contract.state("/gps/latest")).decode()
-        place = json.loads(client.hget(contract.info("/gps/latest", state), "position"))
+        state = client.get(contract.state_key("/gps/latest")).decode()
+        place = json.loads(client.hget(contract.info_key("/gps/latest", state), "position"))
         assert place[0] > 40 and place[1] == [2]
         done.set()
         thread.join()
@@ -167,10 +167,10 @@ def test_a_position_stays_short_while_somebody_leaves_a_transaction_open(postgre
 def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views_anew(
     postgres: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.KEEP_CHANGES", 2)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_CHANGES", 2)
     postgres.put("gps", [position("bike", 1)])
     postgres.caught_up()
-    before = postgres.client().get(contract.state("/gps/latest"))
+    before = postgres.client().get(contract.state_key("/gps/latest"))
     postgres.kill(postgres.follower)
     with postgres.store.transaction() as db:
         late = "(received_at, time, device, lat, lon, batch, seq) VALUES (now(), now(), 'late', 1, 1, 1, 9)"
@@ -183,12 +183,12 @@ def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views
     postgres.start_follower()
     postgres.caught_up()
     assert postgres.actual("/gps/latest").keys() == {"bike", "late"}
-    assert postgres.client().get(contract.state("/gps/latest")) != before
+    assert postgres.client().get(contract.state_key("/gps/latest")) != before
 
 
 def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 2)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
     slow, opened, done = postgres.connect(), threading.Event(), threading.Event()
     claim, bodies = postgres.claim("gps", [position("bike", 5)])
 
@@ -212,11 +212,11 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
 def test_a_follower_that_returns_after_its_batches_were_folded_continues(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
     here.put("gps", [position("bike", 1)])
     here.caught_up()
-    before = here.client().get(contract.state("/gps/latest"))
+    before = here.client().get(contract.state_key("/gps/latest"))
     here.kill(here.follower)
     for n in range(2, 7):
         here.put("gps", [position("bike", n), position(f"car-{n}", 1)])
@@ -224,17 +224,17 @@ def test_a_follower_that_returns_after_its_batches_were_folded_continues(
         pass
     here.start_follower()
     here.caught_up()
-    assert here.client().get(contract.state("/gps/latest")) == before
+    assert here.client().get(contract.state_key("/gps/latest")) == before
 
 
 def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
-    here.settings = settings.load({"INGEST_KEEP": "1m"})
+    here.settings = settings.load_settings({"INGEST_KEEP": "1m"})
     with contextlib.closing(open_store(here.url, here.streams, keep=here.settings.keep)) as store:  # partitions
         here.put("gps", [position("car", 1), position("bike", 7)])
         here.put("gps", [position("bike", 5), position("boat", 1)])
         here.put("gps", [position("bike", 6)])
         here.caught_up()
-        state = here.client().get(contract.state("/gps/latest"))
+        state = here.client().get(contract.state_key("/gps/latest"))
         while store.expire("gps", (NOON + 3600) * 10**6):
             pass
         assert here.store.ledger("gps").deleted > 3
@@ -243,8 +243,8 @@ def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
     harness.poll(lambda: "plane" in here.actual("/gps/latest"))
     assert here.actual("/gps/latest").keys() == {"car", "bike", "boat", "plane"}
     assert here.differences() == {}
-    assert here.client().get(contract.state("/gps/latest")) == state
-    here.client().set(contract.prefix("/gps/latest", state.decode()) + "plane", "0" * ORDER_BYTES + "{}")
+    assert here.client().get(contract.state_key("/gps/latest")) == state
+    here.client().set(contract.generation_prefix("/gps/latest", state.decode()) + "plane", "0" * ORDER_BYTES + "{}")
     assert here.differences() == {"/gps/latest": ["plane"]}
 
 
@@ -288,12 +288,12 @@ def test_a_lost_redis_is_filled_again(here: Site) -> None:
 def test_a_killed_follower_continues_where_it_was(here: Site) -> None:
     here.put("gps", [position("bike", 1)])
     here.caught_up()
-    before = here.client().get(contract.state("/gps/latest"))
+    before = here.client().get(contract.state_key("/gps/latest"))
     here.kill(here.follower)
     here.put("gps", [position("bike", 2)])
     here.start_follower()
     here.caught_up()
-    assert here.client().get(contract.state("/gps/latest")) == before
+    assert here.client().get(contract.state_key("/gps/latest")) == before
 
 
 def test_another_database_is_followed_from_its_first_row(sqlite: Site) -> None:
@@ -315,10 +315,10 @@ def test_the_position_in_another_kind_of_database_is_none_in_this_one(place: str
     here.caught_up()
     here.kill(here.follower)
     client, path = here.client(), "/gps/latest"
-    before = client.get(contract.state(path))
-    client.hset(contract.info(path, before.decode()), "position", place)
+    before = client.get(contract.state_key(path))
+    client.hset(contract.info_key(path, before.decode()), "position", place)
     here.start_follower()
-    harness.poll(lambda: client.get(contract.state(path)) not in (before, None))
+    harness.poll(lambda: client.get(contract.state_key(path)) not in (before, None))
     here.put("gps", [position("bike", 2)])
     here.caught_up()
 
@@ -338,20 +338,20 @@ def test_a_rebuild_is_served_only_when_it_is_complete(here: Site) -> None:
     here.put("gps", [position(f"d{n % 50}", n) for n in range(3000)])
     here.caught_up()
     client = here.client()
-    before = client.get(contract.state("/gps/latest"))
+    before = client.get(contract.state_key("/gps/latest"))
     client.sadd(contract.REBUILD, "/gps/latest")
     seen = []
 
     def switched() -> bool:
         seen.append(len(here.actual("/gps/latest") or ()))
-        return client.get(contract.state("/gps/latest")) != before
+        return client.get(contract.state_key("/gps/latest")) != before
 
     harness.poll(switched)
     assert set(seen[:-1]) <= {50}
     here.caught_up()
 
     def swept() -> bool:
-        return not list(client.scan_iter(contract.prefix("/gps/latest", before.decode()) + "*"))
+        return not list(client.scan_iter(contract.generation_prefix("/gps/latest", before.decode()) + "*"))
 
     harness.poll(swept, what="the old generation's keys to be deleted")
 
@@ -376,11 +376,11 @@ def test_the_lease_of_a_living_holder_is_taken_by_nobody(tmp: Path, monkeypatch:
     with harness.running(command, tmp / "redis.out", harness.environment(tmp)):
         first, second = ViewsClient(str(socket)), ViewsClient(str(socket))
         harness.poll(lambda: first.ask(("PING",)))
-        token = lease.take(first)
-        assert [lease.take(second) for _ in range(2)] == ["", ""]
+        token = lease.take_lease(first)
+        assert [lease.take_lease(second) for _ in range(2)] == ["", ""]
         assert second.ask(("GET", contract.HOLDER)) == [token.encode()]
         first.close()
-        assert harness.poll(lambda: lease.take(second)) != token
+        assert harness.poll(lambda: lease.take_lease(second)) != token
         second.close()
 
 
@@ -427,8 +427,8 @@ def test_a_feed_is_not_written_once_another_follower_has_the_lease(
     assert sqlite.follower
     sqlite.kill(sqlite.follower)
     client = sqlite.client()
-    generation = client.get(contract.state("/gps/trail")).decode()
-    key = contract.prefix("/gps/trail", generation) + "bike"
+    generation = client.get(contract.state_key("/gps/trail")).decode()
+    key = contract.generation_prefix("/gps/trail", generation) + "bike"
     before = client.get(key)
     late = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
     harness.poll(lambda: late.token or late.take_over() and late.token)
@@ -454,7 +454,7 @@ def test_a_view_without_room_refuses_new_keys_and_all_others_go_on(sqlite: Site)
     sqlite.put("votes", [])
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
-    client, states = sqlite.client(), {path: contract.state(path) for path in ("/gps/latest", "/gps/trail")}
+    client, states = sqlite.client(), {path: contract.state_key(path) for path in ("/gps/latest", "/gps/trail")}
     before = client.mget(states.values())
     client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
     for n in range(10):
@@ -463,7 +463,7 @@ def test_a_view_without_room_refuses_new_keys_and_all_others_go_on(sqlite: Site)
     sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
     for path, generation in zip(states, before):
         harness.poll(lambda path=path: "12:00:02" in str(sqlite.actual(path)["bike"]))  # type: ignore[misc]
-        assert client.get(contract.crowded(path)) == generation
+        assert client.get(contract.crowded_key(path)) == generation
         assert 100 < len(sqlite.actual(path)) < 10_000 and "late" not in sqlite.actual(path)
     harness.poll(lambda: "m" in sqlite.actual("/metrics/latest"))
     assert sqlite.differences() == {}
@@ -472,7 +472,7 @@ def test_a_view_without_room_refuses_new_keys_and_all_others_go_on(sqlite: Site)
     assert (sqlite.tmp / "follower.out").read_text().count("takes no new keys") == 2
     client.config_set("maxmemory", 0)  # there is room: they are built again
     sqlite.caught_up()
-    assert client.get(contract.crowded("/gps/latest")) != client.get(contract.state("/gps/latest"))
+    assert client.get(contract.crowded_key("/gps/latest")) != client.get(contract.state_key("/gps/latest"))
 
 
 def test_a_key_of_latest_has_the_newest_series_only(here: Site) -> None:
@@ -485,7 +485,9 @@ def test_a_key_of_latest_has_the_newest_series_only(here: Site) -> None:
     here.put("metrics", [series(7, 10_000)])
     here.caught_up()
     client = here.client()
-    key = contract.prefix("/metrics/latest", client.get(contract.state("/metrics/latest")).decode()) + "m"
+    key = (
+        contract.generation_prefix("/metrics/latest", client.get(contract.state_key("/metrics/latest")).decode()) + "m"
+    )
     assert client.hlen(key) <= 2 * MAX_EACH
     parts = [part for pair in client.hgetall(key).items() for part in pair]
     shown = [item["value"] for item in json.loads(each_json(parts, 0))]
@@ -500,7 +502,7 @@ def test_a_follower_that_starts_while_the_memory_is_full_makes_room(sqlite: Site
     client.config_set("maxmemory", 1 << 19)
     sqlite.put("gps", [position("bike", 2)])
     sqlite.start_follower()
-    harness.poll(lambda: client.get(contract.state("/gps/latest")) == contract.FULL)
+    harness.poll(lambda: client.get(contract.state_key("/gps/latest")) == contract.FULL)
     client.config_set("maxmemory", 0)
     client.sadd(contract.REBUILD, *sqlite.views)
     sqlite.caught_up()
@@ -630,14 +632,14 @@ class Chaos:
 def test_after_any_interleaving_every_view_equals_a_rebuild(
     here: Site, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 2)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 2)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
     Chaos(here, seed).run(50)
     here.caught_up()
     served = {path: here.actual(path) for path in here.views if path != "/votes/tally"}
-    old = here.client().mget([contract.state(path) for path in served])
+    old = here.client().mget([contract.state_key(path) for path in served])
     here.client().sadd(contract.REBUILD, *served)
-    harness.poll(lambda: not {*old} & {*here.client().mget([contract.state(path) for path in served])})
+    harness.poll(lambda: not {*old} & {*here.client().mget([contract.state_key(path) for path in served])})
     assert {path: here.actual(path) for path in served} == served
 
 
@@ -658,11 +660,11 @@ def test_rows_read_in_many_small_chunks_give_the_same_views(sqlite: Site, monkey
 
 
 def test_the_follower_rests_after_a_turn_that_waited_for_a_processor() -> None:
-    assert follower.rest(busy=True, waited=0.0) == 0.0
-    assert follower.rest(busy=False, waited=0.0) == follower.IDLE_SECONDS
-    assert follower.rest(busy=True, waited=0.03) == 0.06
-    assert follower.rest(busy=False, waited=0.03) == 0.06
-    assert follower.rest(busy=False, waited=60.0) == follower.REST_SECONDS
+    assert follower.pause_seconds(busy=True, waited=0.0) == 0.0
+    assert follower.pause_seconds(busy=False, waited=0.0) == follower.IDLE_SECONDS
+    assert follower.pause_seconds(busy=True, waited=0.03) == 0.06
+    assert follower.pause_seconds(busy=False, waited=0.03) == 0.06
+    assert follower.pause_seconds(busy=False, waited=60.0) == follower.REST_SECONDS
 
 
 def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
@@ -674,8 +676,8 @@ def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on the same processor
             try:
-                harness.poll(lambda: sum(range(1000)) and daemon.waited() > 0.01)
-                found.append(daemon.waited())
+                harness.poll(lambda: sum(range(1000)) and daemon.waited_seconds() > 0.01)
+                found.append(daemon.waited_seconds())
             finally:
                 other.kill()
 
@@ -714,7 +716,7 @@ def test_odd_rows_of_another_program_end_nothing_and_are_in_no_view(
     here = request.getfixturevalue(kind)
     here.put("gps", [position("bike", 1)])
     here.caught_up()
-    state = here.client().get(contract.state("/gps/latest"))
+    state = here.client().get(contract.state_key("/gps/latest"))
     with here.store.transaction() as db:
         for row in ODD_ROWS[kind]:
             arrived = "'2026-01-01T12:00:00.000Z'"
@@ -726,7 +728,7 @@ def test_odd_rows_of_another_program_end_nothing_and_are_in_no_view(
         harness.poll(lambda path=path: here.actual(path).keys() == {"bike", "car", "whole"})  # type: ignore[misc]
     assert '"time":"2026-01-01T12:00:02.000' in here.actual("/gps/latest")["bike"]
     assert here.differences() == {}
-    assert here.client().get(contract.state("/gps/latest")) == state
+    assert here.client().get(contract.state_key("/gps/latest")) == state
     said = (here.tmp / "follower.out").read_text()
     assert "left out of the views" in said and "Traceback" not in said
 
@@ -735,7 +737,7 @@ def test_a_view_that_cannot_be_written_holds_up_no_other(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
     client = sqlite.client()
-    key = contract.prefix("/gps/latest", client.get(contract.state("/gps/latest")).decode()) + "car"
+    key = contract.generation_prefix("/gps/latest", client.get(contract.state_key("/gps/latest")).decode()) + "car"
     client.rpush(key, "of another type")
     sqlite.put("gps", [position("car", 1)])
     sqlite.put("metrics", [Metric(time=NOON * 10**9, name="m", tags={}, field="f", value=1, type="integer")])
@@ -827,16 +829,16 @@ def test_the_lease_is_renewed_while_a_turn_waits(postgres: Site) -> None:
 def test_a_follower_whose_last_row_was_deleted_by_age_continues(
     here: Site, folded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.bounds.KEEP_BATCHES", 1)
-    monkeypatch.setattr("sluice.store.bounds.FOLD_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+    monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 1)
     here.put("gps", [position("bike", 1), position("old", 1)])
     here.caught_up()
-    state = here.client().get(contract.state("/gps/latest"))
+    state = here.client().get(contract.state_key("/gps/latest"))
     here.kill(here.follower)
     for n in range(2, 6):
         here.put("gps", [position("bike", n)])
     with contextlib.closing(
-        open_store(here.url, here.streams, keep=settings.load({"INGEST_KEEP": "1m"}).keep)
+        open_store(here.url, here.streams, keep=settings.load_settings({"INGEST_KEEP": "1m"}).keep)
     ) as store:
         while store.expire("gps", (NOON + 3600) * 10**6):
             pass
@@ -846,7 +848,7 @@ def test_a_follower_whose_last_row_was_deleted_by_age_continues(
     here.put("gps", [position("bike", 9)])
     harness.poll(lambda: "12:00:09" in here.actual("/gps/latest")["bike"])
     assert here.actual("/gps/latest").keys() == {"bike", "old"}
-    assert here.client().get(contract.state("/gps/latest")) == state
+    assert here.client().get(contract.state_key("/gps/latest")) == state
 
 
 def test_a_database_that_lacks_the_last_row_for_another_reason_is_read_anew(sqlite: Site) -> None:
@@ -877,10 +879,10 @@ def test_values_of_an_earlier_layout_are_built_again(sqlite: Site) -> None:
     sqlite.put("gps", [position("bike", 1)])
     sqlite.caught_up()
     sqlite.kill(sqlite.follower)
-    client, name = sqlite.client(), contract.state("/gps/latest")
+    client, name = sqlite.client(), contract.state_key("/gps/latest")
     generation = client.get(name).decode()
     other = "00000000" + generation[8:]
-    client.rename(contract.info("/gps/latest", generation), contract.info("/gps/latest", other))
+    client.rename(contract.info_key("/gps/latest", generation), contract.info_key("/gps/latest", other))
     client.set(name, other)
     sqlite.start_follower()
     harness.poll(lambda: (client.get(name) or b"").startswith(generation[:8].encode()))
@@ -891,7 +893,7 @@ def test_a_view_that_does_not_fit_is_not_tried_at_once_after_a_lost_lease(sqlite
     sqlite.kill(sqlite.follower)
     client = sqlite.client()
     client.flushall()
-    client.set(contract.state("/gps/trail"), contract.FULL)
+    client.set(contract.state_key("/gps/trail"), contract.FULL)
     own = follower.Follower(sqlite.socket, sqlite.url, sqlite.views, sqlite.streams)
     with contextlib.closing(own.client), contextlib.closing(own.source):
         harness.poll(own.take_over)
@@ -916,9 +918,9 @@ def test_a_feed_that_fills_the_memory_is_rebuilt_seldom(sqlite: Site) -> None:
         if not n:
             sqlite.caught_up()
             client.config_set("maxmemory", client.info("memory")["used_memory"] + 600_000)
-    harness.poll(lambda: client.get(contract.state("/gps/trail")) == contract.FULL)
+    harness.poll(lambda: client.get(contract.state_key("/gps/trail")) == contract.FULL)
     sqlite.put("gps", [position("late", 1)])
-    harness.poll(lambda: client.get(contract.state("/gps/latest")))
+    harness.poll(lambda: client.get(contract.state_key("/gps/latest")))
     said = (sqlite.tmp / "follower.out").read_text()
     assert said.count("/gps/trail is not served: the memory is full") <= 2
     assert "starts over" not in said

@@ -45,7 +45,7 @@ class Counts:
 
     def __init__(self, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         view = tally("votes", key="poll", by="choice", period=60)
-        self.client, self.key, self.runs = client, contract.kept("/t", view, "k"), 0
+        self.client, self.key, self.runs = client, contract.kept_key("/t", view, "k"), 0
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None
@@ -159,7 +159,7 @@ def test_a_count_that_ends_after_the_lease_has_passed_on_is_not_kept(counts: Cou
 
 
 def test_a_process_without_the_lease_leaves_the_questions_to_the_one_that_has_it(counts: Counts) -> None:
-    asked, tokens = contract.asked("/t"), iter([*[""] * 10])
+    asked, tokens = contract.asked_key("/t"), iter([*[""] * 10])
     reached = threading.Event()
 
     def token() -> str:
@@ -203,10 +203,10 @@ def polls() -> Iterator[Site]:
 def ask(here: Site, key: str, path: str = "/votes/tally") -> Any:
     """Ask for a tally as the reader does; None while it is not there."""
     client = here.client()
-    client.zadd(contract.wanted(path), {key: int(client.time()[0] * 1000)})
-    value = client.get(contract.kept(path, here.views[path], key))
+    client.zadd(contract.wanted_key(path), {key: int(client.time()[0] * 1000)})
+    value = client.get(contract.kept_key(path, here.views[path], key))
     if value is None:
-        client.rpush(contract.asked(path), key)
+        client.rpush(contract.asked_key(path), key)
     return value
 
 
@@ -247,8 +247,8 @@ def test_a_tally_follows_the_database_while_clients_ask_and_is_forgotten_after_t
     harness.poll(lambda: json.loads(ask(polls, "cookies") or "{}").get("total") == 8)
     client = polls.client()
     assert int(client.hget(contract.REFRESHES, "/votes/tally")) >= 2
-    kept = contract.kept("/votes/tally", polls.views["/votes/tally"], "cookies")
-    harness.poll(lambda: not client.exists(contract.wanted("/votes/tally"), kept))
+    kept = contract.kept_key("/votes/tally", polls.views["/votes/tally"], "cookies")
+    harness.poll(lambda: not client.exists(contract.wanted_key("/votes/tally"), kept))
 
 
 def test_a_database_that_is_replaced_is_counted_anew(polls: Site) -> None:
@@ -338,7 +338,7 @@ def two(server: Postgres) -> Iterator[Site]:
 
 
 def test_a_key_that_no_database_can_hold_is_unknown_and_delays_no_other(two: Site) -> None:
-    known: list[Any] = [two.client().rpush(contract.asked("/votes/tally"), f"\0{n}") for n in range(50)]
+    known: list[Any] = [two.client().rpush(contract.asked_key("/votes/tally"), f"\0{n}") for n in range(50)]
     assert len(known) == 50
     assert json.loads(harness.poll(lambda: ask(two, "cookies"), 3))["total"] == 1
     harness.poll(lambda: ask(two, "\0") == b"")
@@ -350,7 +350,7 @@ def test_a_count_that_takes_long_delays_no_other_tally(two: Site, server: Postgr
         for _ in range(2):  # a client that waits asks again
             ask(two, "cookies")
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'votes'::regclass"
-        harness.poll(lambda: not two.client().llen(contract.asked("/votes/tally")))
+        harness.poll(lambda: not two.client().llen(contract.asked_key("/votes/tally")))
         assert json.loads(harness.poll(lambda: ask(two, "ann", "/notices/tally")))["total"] == 1
         assert server.ask(waiting) == [(1,)]  # one thread counts, the other one is free
     assert json.loads(harness.poll(lambda: ask(two, "cookies")))["total"] == 1
@@ -363,7 +363,7 @@ def test_an_odd_row_of_another_program_ends_no_thread(polls: Site) -> None:
             db.execute(insert.format(choice))
     polls.put("votes", [Vote(poll="odd", choice="fig")])
     for _ in range(4):  # more than there are threads
-        polls.client().delete(contract.kept("/votes/tally", polls.views["/votes/tally"], "odd"))
+        polls.client().delete(contract.kept_key("/votes/tally", polls.views["/votes/tally"], "odd"))
         assert json.loads(harness.poll(lambda: ask(polls, "odd")))["choices"]["fig"] == 1
     assert "Traceback" not in (polls.tmp / "follower.out").read_text()
 
@@ -382,7 +382,7 @@ def test_an_error_of_one_key_ends_no_thread_and_delays_no_other_key(
     counting = refresher(polls)
     counting.start()
     for _ in range(5):
-        polls.client().rpush(contract.asked("/votes/tally"), *(f"poison-{n}" for n in range(20)))
+        polls.client().rpush(contract.asked_key("/votes/tally"), *(f"poison-{n}" for n in range(20)))
         assert json.loads(harness.poll(lambda: ask(polls, "cookies"), 3))["total"] == 3
     counting.stop()
     assert "a defect that poison-0 shows" in caplog.text
@@ -393,16 +393,16 @@ def test_the_counts_that_are_kept_have_a_bound(polls: Site, monkeypatch: pytest.
     client, view = polls.client(), polls.views["/votes/tally"]
     now = int(client.time()[0] * 1000)
     for n in range(20):
-        client.zadd(contract.wanted("/votes/tally"), {f"p{n}": now + n})
-        client.set(contract.kept("/votes/tally", view, f"p{n}"), "x" * 10_000)
+        client.zadd(contract.wanted_key("/votes/tally"), {f"p{n}": now + n})
+        client.set(contract.kept_key("/votes/tally", view, f"p{n}"), "x" * 10_000)
     monkeypatch.setattr(contract, "WANTED_KEYS", 15)
     counting.expiring("/votes/tally")
-    assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(5, 20)]
+    assert client.zrange(contract.wanted_key("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(5, 20)]
     client.config_set("maxmemory", 64 << 20)
     monkeypatch.setattr(refresh, "MEMORY_SHARE", 105_000 / (64 << 20))
     counting.expiring("/votes/tally")
-    assert client.zrange(contract.wanted("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(10, 20)]
-    assert not client.exists(contract.kept("/votes/tally", view, "p9"))
+    assert client.zrange(contract.wanted_key("/votes/tally"), 0, -1) == [b"p%d" % n for n in range(10, 20)]
+    assert not client.exists(contract.kept_key("/votes/tally", view, "p9"))
 
 
 MIXED = """

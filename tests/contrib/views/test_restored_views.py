@@ -31,10 +31,10 @@ def test_views_follow_the_restored_database(kind: str, tmp: Path, request: pytes
     with site(request.getfixturevalue("server") if kind == "postgres" else None) as here:
         here.put("gps", [moved(1), moved(2)])
         here.caught_up()
-        copies.backup(here.url, tmp / "copy", lambda share: None)
+        copies.backup_store(here.url, tmp / "copy", lambda share: None)
         here.put("gps", [moved(3)])
         here.caught_up()
-        copies.restore(here.url, tmp / "copy", True, lambda share: None)
+        copies.restore_store(here.url, tmp / "copy", True, lambda share: None)
         # the views of each stream are built anew when the follower next looks at it
         poll(lambda: here.equal() and here.differences() == {}, what="views of the restored database")
         assert len(here.rows("gps")) == 2

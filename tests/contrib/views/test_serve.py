@@ -233,7 +233,7 @@ def test_while_redis_is_suspended_reads_get_503(any_server: Reader) -> None:
 
 @pytest.mark.parametrize("state", ["", "full"])
 def test_a_view_that_is_not_served_gets_503(any_server: Reader, state: str) -> None:
-    site, client, name = any_server.site, any_server.site.client(), contract.state("/gps/latest")
+    site, client, name = any_server.site, any_server.site.client(), contract.state_key("/gps/latest")
     before = any_server.json("/gps/latest?device=bike")
     with site.paused_follower():  # one that takes the lease just now would begin a generation for a missing state
         generation = client.get(name)
@@ -249,13 +249,13 @@ def test_a_view_that_is_not_served_gets_503(any_server: Reader, state: str) -> N
 
 def test_answers_are_right_while_generations_change(any_server: Reader) -> None:
     site, client = any_server.site, any_server.site.client()
-    name = contract.state("/gps/trail")
+    name = contract.state_key("/gps/trail")
     expected = any_server.json("/gps/trail?device=bike")
     before = client.get(name)
     client.sadd(contract.REBUILD, "/gps/trail")
     while client.get(name) == before:
         assert any_server.json("/gps/trail?device=bike") == expected
-    poll(lambda: not client.exists(contract.prefix("/gps/trail", before.decode()) + "bike"))
+    poll(lambda: not client.exists(contract.generation_prefix("/gps/trail", before.decode()) + "bike"))
     assert any_server.json("/gps/trail?device=bike") == expected
     assert site.differences() == {}
 
@@ -284,7 +284,7 @@ def test_the_reads_of_a_turn_share_one_round_trip(lane: Reader) -> None:
 
 
 def test_a_view_whose_generation_changes_at_each_read_gets_503(lane: Reader) -> None:
-    site, client, name = lane.site, lane.site.client(), contract.state("/gps/latest").encode()
+    site, client, name = lane.site, lane.site.client(), contract.state_key("/gps/latest").encode()
     over = threading.Event()
     with site.paused_follower():
         before = client.get(name)
@@ -340,7 +340,7 @@ def test_a_read_that_waits_for_a_first_count_does_not_keep_redis_busy(server: st
     over, thread = threading.Event(), threading.Thread(target=read)
     with reader(stored, server) as waiting:
         with stored.paused_follower():
-            first = contract.asked("/votes/tally")
+            first = contract.asked_key("/votes/tally")
             before, asked = calls(), client.llen(first)
             thread.start()
             try:
@@ -368,7 +368,10 @@ def test_a_full_redis_refuses_the_first_count_of_a_tally_and_no_other_read(store
 
 
 def test_a_reader_that_starts_while_no_view_is_served_answers_503(stored: Site) -> None:
-    client, names = stored.client(), [contract.state(path) for path in ("/gps/latest", "/gps/trail", "/metrics/latest")]
+    client, names = (
+        stored.client(),
+        [contract.state_key(path) for path in ("/gps/latest", "/gps/trail", "/metrics/latest")],
+    )
     before = client.mget(names)
     client.delete(*names)
     with reader(stored, LANE) as lane:
@@ -405,7 +408,7 @@ def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
         with connect(lane.where) as first, connect(lane.where) as second:
             first.sendall(ask("/votes/tally?poll=cookies", "/gps/latest?device=bike", "/votes/tally?poll=nobody"))
             second.sendall(ask("/votes/tally?poll=cookies"))
-            poll(lambda: site.client().llen(contract.asked("/votes/tally")) >= 2)
+            poll(lambda: site.client().llen(contract.asked_key("/votes/tally")) >= 2)
             assert lane.json("/gps/latest?device=bike")["lat"] == 1.5
             site.start_follower()
             answers = [harness.answer(first) for _ in range(3)]
@@ -417,7 +420,7 @@ def test_a_first_count_delays_only_those_who_ask_for_it() -> None:
 
 def test_a_read_of_a_hundred_first_counts_asks_for_few_of_them_at_a_time(lane: Reader) -> None:
     """Whoever asks for one would wait behind the hundred of each."""
-    asked, client = contract.asked("/votes/tally"), lane.site.client()
+    asked, client = contract.asked_key("/votes/tally"), lane.site.client()
     with connect(lane.where) as many, connect(lane.where) as one:
         with lane.site.paused_follower():
             many.sendall(ask("/votes/tally?" + "&".join(f"poll=first-{n}" for n in range(100))))
@@ -431,7 +434,7 @@ def test_a_read_of_a_hundred_first_counts_asks_for_few_of_them_at_a_time(lane: R
 
 
 def test_keys_without_rows_that_readers_invent_take_no_memory(lane: Reader) -> None:
-    client, wanted = lane.site.client(), contract.wanted("/votes/tally")
+    client, wanted = lane.site.client(), contract.wanted_key("/votes/tally")
     for n in range(3):
         target = "/votes/tally?poll=cookies&" + "&".join(f"poll=invented-{n}-{m}" for m in range(50))
         # the first count of 51 keys may take longer than a read waits for it
@@ -442,8 +445,8 @@ def test_keys_without_rows_that_readers_invent_take_no_memory(lane: Reader) -> N
 
 
 def test_a_missing_key_of_a_view_that_refused_keys_is_not_unknown(lane: Reader) -> None:
-    client, name = lane.site.client(), contract.crowded("/gps/latest")
-    client.set(name, client.get(contract.state("/gps/latest")))
+    client, name = lane.site.client(), contract.crowded_key("/gps/latest")
+    client.set(name, client.get(contract.state_key("/gps/latest")))
     try:
         assert is_problem(get(lane.where, "/gps/latest?device=nobody"), 503)["retry-after"] == "1"
         is_problem(get(lane.where, "/gps/latest?device=bike&device=nobody"), 503)
@@ -456,7 +459,7 @@ def test_a_missing_key_of_a_view_that_refused_keys_is_not_unknown(lane: Reader) 
 
 def test_an_answer_for_several_keys_has_a_bound(lane: Reader) -> None:
     client = lane.site.client()
-    name = contract.prefix("/gps/latest", client.get(contract.state("/gps/latest")).decode()) + "large"
+    name = contract.generation_prefix("/gps/latest", client.get(contract.state_key("/gps/latest")).decode()) + "large"
     client.set(name, "0" * ORDER_BYTES + json.dumps("x" * 100_000))
     try:
         assert len(lane.json("/gps/latest?" + "&".join(["device=large"] * 80))) == 80

@@ -23,7 +23,7 @@ from sluice.streams.record import Gps
 
 
 def load(value: str) -> dict[str, views.View]:
-    return views.load(settings.load({"INGEST_VIEWS": value}))
+    return views.load_views(settings.load_settings({"INGEST_VIEWS": value}))
 
 
 def module(tmp: Path, text: str) -> str:
@@ -33,7 +33,7 @@ def module(tmp: Path, text: str) -> str:
 
 def test_the_built_in_views_fit_the_built_in_streams() -> None:
     assert load("") == views.VIEWS
-    views.verify(views.VIEWS, STREAMS)
+    views.check_declarations(views.VIEWS, STREAMS)
 
 
 def test_off_means_no_views() -> None:
@@ -81,7 +81,7 @@ def test_an_invalid_declaration_is_one_line(tmp: Path, text: str, problem: str) 
 )
 def test_a_view_of_an_unknown_stream_or_field_is_one_line(view: views.View, problem: str) -> None:
     with pytest.raises(settings.SettingError, match=problem):
-        views.verify({"/x": view}, STREAMS)
+        views.check_declarations({"/x": view}, STREAMS)
 
 
 @pytest.mark.contract
@@ -147,11 +147,11 @@ def test_check_finds_what_was_changed(here: Site) -> None:
     store(here)
     assert sluice(here, "check")[0] == 0
     client = here.client()
-    generation = client.get(contract.state("/gps/trail")).decode()
-    prefix = contract.prefix("/gps/trail", generation)
+    generation = client.get(contract.state_key("/gps/trail")).decode()
+    prefix = contract.generation_prefix("/gps/trail", generation)
     items = feeds.decode(client.get(prefix + "a"), False)
-    client.set(prefix + "a", feeds.encode(items[1:]))
-    client.set(prefix + "ghost", feeds.encode([(1, b"{}", b"")]))
+    client.set(prefix + "a", feeds.encode_items(items[1:]))
+    client.set(prefix + "ghost", feeds.encode_items([(1, b"{}", b"")]))
     status, text = sluice(here, "check", "/gps/trail")
     assert (status, text) == (1, "/gps/trail: 4 keys, 2 different\n  a\n  ghost\n")
     assert sluice(here, "check", "/gps/latest") == (0, "/gps/latest: 3 keys, 0 different\n")
@@ -179,7 +179,7 @@ def test_a_view_that_is_not_served_is_neither_compared_nor_waited_for(here: Site
     assert sluice(here, "rebuild", "/votes/tally") == (0, "A tally is not built: it is counted when a client asks.\n")
     client = here.client()
     with here.paused_follower():  # as it leaves a view whose rows do not fit into the memory
-        client.set(contract.state("/gps/trail"), contract.FULL)
+        client.set(contract.state_key("/gps/trail"), contract.FULL)
         status, text = sluice(here, "check", "/gps/trail")
     assert (status, text) == (1, "/gps/trail: full, not compared\n")
 

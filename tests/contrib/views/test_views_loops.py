@@ -22,7 +22,7 @@ def follow(odd: Odd, _: pytest.MonkeyPatch) -> None:
 
 def hold(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "ViewsClient", lambda _: odd)
-    lease.keep("", lambda: "t")
+    lease.keep_lease("", lambda: "t")
 
 
 def recount(odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:

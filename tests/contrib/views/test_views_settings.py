@@ -9,4 +9,4 @@ from sluice import settings
 
 @pytest.mark.parametrize("text", ["off", "OFF"])
 def test_views_are_off_in_either_case(text: str) -> None:
-    assert settings.load({"INGEST_VIEWS": text}).views == "off"
+    assert settings.load_settings({"INGEST_VIEWS": text}).views == "off"

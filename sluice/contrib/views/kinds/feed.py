@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.base.override import override
 from sluice.contrib.views import contract
-from sluice.contrib.views.kinds.followed import CALL_ITEMS, Followed, Reducer, calls
+from sluice.contrib.views.kinds.followed import CALL_ITEMS, Followed, Reducer, script_calls
 from sluice.contrib.views.kinds.view import ToJson
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Feed(Followed):
 
     @override
     def to_json(self) -> ToJson:
-        return partial(page, bool(self.member))
+        return partial(items_page, bool(self.member))
 
     @override
     def reducer(self, renderer: Renderer) -> Reducer:
@@ -74,7 +74,7 @@ class Feed(Followed):
 
     @override
     def may_serve(self, served: Any, expected: Any) -> bool:
-        return bool(newest([*expected, *served], self.cap) == served)
+        return bool(newest_items([*expected, *served], self.cap) == served)
 
 
 def feed(stream: str, key: str, cap: int = 100, member: Collection[str] = ()) -> Feed:
@@ -115,22 +115,22 @@ class Feeds(Reducer):
             if old is None or new > old:
                 held[name] = new
                 if len(held) >= limit:
-                    self.held[key] = {item[2] or item[1]: item for item in newest(held.values(), self.cap)}
+                    self.held[key] = {item[2] or item[1]: item for item in newest_items(held.values(), self.cap)}
 
     @override
     def value(self, held: dict[bytes, Item]) -> list[Item]:
-        return newest(held.values(), self.cap)
+        return newest_items(held.values(), self.cap)
 
     @override
     def commands(self, path: str, generation: str, token: str, room: int, read: Read) -> Iterator[Command]:
-        prefix = contract.prefix(path, generation)  # only the follower writes, so it merges here
-        for call in calls(self.values(), lambda items: max(len(items), CALL_ITEMS // CALL_FEEDS)):
+        prefix = contract.generation_prefix(path, generation)  # only the follower writes, so it merges here
+        for call in script_calls(self.values(), lambda items: max(len(items), CALL_ITEMS // CALL_FEEDS)):
             keys = [prefix + key for key, _ in call]
             old = read(keys)
             packed: list[Any] = [b""]
             count = made = grown = 0
             for name, place, (_, items) in zip(map(str.encode, keys), old, call):
-                value = merge(place, items, self.member, self.cap)
+                value = merge_items(place, items, self.member, self.cap)
                 size = sum(map(len, value))
                 if place is None:
                     if len(name) + size + contract.ENTRY_BYTES > room - grown:
@@ -145,7 +145,7 @@ class Feeds(Reducer):
                 packed.append(b"\r\n")
             packed[0] = b"*%d\r\n$4\r\nMSET\r\n" % (1 + 2 * count)
             room -= grown
-            info = contract.info(path, generation)
+            info = contract.info_key(path, generation)
             # a script would take three times as long: Lua copies and hashes each value
             yield ("MULTI",)
             if count:
@@ -157,7 +157,7 @@ class Feeds(Reducer):
             yield ("EXEC",)
 
 
-def encode(items: Sequence[Item]) -> bytes:
+def encode_items(items: Sequence[Item]) -> bytes:
     """The value with these items, at least one, newest first."""
     scores, documents, identities = zip(*items)
     head = pack(f"<I{len(items)}q{len(items)}I", len(items), *scores, *map(len, documents))
@@ -165,7 +165,7 @@ def encode(items: Sequence[Item]) -> bytes:
 
 
 def decode(value: bytes, member: bool) -> list[Item]:
-    count, lengths, identities, array = layout(value, member)
+    count, lengths, identities, array = value_layout(value, member)
     scores = unpack_from(f"<{count}q", value, COUNT.size)
     sizes = unpack_from(f"<{count}I", value, lengths)
     starts = accumulate((size + 1 for size in sizes), initial=array + 1)
@@ -176,7 +176,7 @@ def decode(value: bytes, member: bool) -> list[Item]:
     ]
 
 
-def layout(value: bytes, member: bool, start: int = 0) -> tuple[int, int, int, int]:
+def value_layout(value: bytes, member: bool, start: int = 0) -> tuple[int, int, int, int]:
     """The number of items, and where lengths, identities and array begin. start: of the value."""
     (count,) = COUNT.unpack_from(value, start)
     lengths = start + COUNT.size + count * SCORE_BYTES
@@ -184,10 +184,10 @@ def layout(value: bytes, member: bool, start: int = 0) -> tuple[int, int, int, i
     return count, lengths, identities, identities + (count * IDENTITY_BYTES if member else 0)
 
 
-def page(member: bool, place: Place, limit: int) -> bytes:
+def items_page(member: bool, place: Place, limit: int) -> bytes:
     """The JSON array of the newest items, at most `limit`, of a value."""
     data, start, stop = place
-    count, lengths, _, array = layout(data, member, start)
+    count, lengths, _, array = value_layout(data, member, start)
     if limit >= count:
         return data[array:stop]
     return data[array : array + size_of(data, lengths, limit)] + b"]"
@@ -199,15 +199,15 @@ def size_of(value: bytes, lengths: int, count: int) -> int:
     return sum(sizes) + count
 
 
-def merge(place: Place | None, new: list[Item], member: bool, cap: int) -> list[Any]:
+def merge_items(place: Place | None, new: list[Item], member: bool, cap: int) -> list[Any]:
     """The pieces of a value with more items: of equal ones the newest, and of all the newest `cap`.
 
     place: of the value; None if there is none yet. new: at least one item, newest first, no two equal.
     """
     if place is None:
-        return [encode(newest(new, cap))]
+        return [encode_items(newest_items(new, cap))]
     data, start, stop = place
-    count, lengths, identities, array = layout(data, member, start)
+    count, lengths, identities, array = value_layout(data, member, start)
     scores = start + COUNT.size
     known = data[identities:array]
     (last,) = unpack_from("<q", data, scores)
@@ -215,10 +215,10 @@ def merge(place: Place | None, new: list[Item], member: bool, cap: int) -> list[
     # the one that the only new item replaces
     first, end = min(count, cap - len(new)), count
     if known and [item for item in new if item[2] in known]:
-        first = find(known, new[0][2]) if len(new) == 1 else 0
+        first = find_item(known, new[0][2]) if len(new) == 1 else 0
         first, end = (count if count < cap else count - 1, count) if first < 0 else (first, first + 1)
     if new[-1][0] <= last or first < 1:
-        return [encode(newest([*new, *decode(data[start:stop], member)], cap))]
+        return [encode_items(newest_items([*new, *decode(data[start:stop], member)], cap))]
     scored, documents, names = zip(*new)
     gone = sum(unpack_from(f"<{end - first}I", data, lengths + first * LENGTH_BYTES)) + end - first
     stays = array + size_of(data, lengths, first) if end < count else stop - 1 - gone
@@ -239,7 +239,7 @@ def merge(place: Place | None, new: list[Item], member: bool, cap: int) -> list[
     ]
 
 
-def find(identities: bytes, identity: bytes) -> int:
+def find_item(identities: bytes, identity: bytes) -> int:
     """The number of the item with an identity, or -1. A match that spans two identities is no such item."""
     at = identities.find(identity)
     while at % IDENTITY_BYTES and at > 0:
@@ -247,7 +247,7 @@ def find(identities: bytes, identity: bytes) -> int:
     return at // IDENTITY_BYTES
 
 
-def newest(items: Iterable[Item], cap: int) -> list[Item]:
+def newest_items(items: Iterable[Item], cap: int) -> list[Item]:
     """Of equal items the newest; of these the newest `cap`, newest first. Without identities, equal JSON is equal."""
     kept: dict[bytes, Item] = {}
     for item in sorted(items, reverse=True):

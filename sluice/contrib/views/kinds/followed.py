@@ -38,10 +38,10 @@ class Followed(View):
 
     @override
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
-        state, crowded = ask(("GET", contract.state(path)), ("GET", contract.crowded(path)))
+        state, crowded = ask(("GET", contract.state_key(path)), ("GET", contract.crowded_key(path)))
         if state in (None, contract.FULL):
             return ViewFigures(path, "full" if state else "building")
-        (fields,) = ask(("HMGET", contract.info(path, state.decode()), "keys", "rows", "bytes", "synced"))
+        (fields,) = ask(("HMGET", contract.info_key(path, state.decode()), "keys", "rows", "bytes", "synced"))
         keys, rows, size, synced = (int(field or 0) for field in fields)
         lag = max(0.0, time.time() - synced / 1000) if synced else None
         return ViewFigures(path, "crowded" if state == crowded else "served", keys, rows, lag, bytes=size)
@@ -79,7 +79,7 @@ class Reducer(ABC):
         """
 
 
-def calls(
+def script_calls(
     pairs: Iterator[tuple[Any, Any]], size: Callable[[Any], int] = lambda value: 1
 ) -> Iterator[list[tuple[Any, Any]]]:
     """The pairs in lists for one script call each. size: of a value, in items."""

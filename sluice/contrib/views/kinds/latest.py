@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.base.override import override
 from sluice.contrib.views import contract
-from sluice.contrib.views.kinds.followed import Followed, Reducer, calls
+from sluice.contrib.views.kinds.followed import Followed, Reducer, script_calls
 from sluice.contrib.views.kinds.view import ToJson
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Latest(Followed):
 
     @override
     def decode(self, reply: Any) -> Any:
-        return newest(dict(zip(reply[::2], reply[1::2]))) if self.each else reply
+        return served_fields(dict(zip(reply[::2], reply[1::2]))) if self.each else reply
 
     @override
     def may_serve(self, served: Any, expected: Any) -> bool:
@@ -140,11 +140,11 @@ def newest_json(place: Place, limit: int) -> bytes:
 
 def each_json(values: list[bytes], limit: int) -> bytes:
     """The JSON of a value of a view with `each`, in the order of the fields."""
-    pairs = sorted(newest(dict(zip(values[::2], values[1::2]))).items())
+    pairs = sorted(served_fields(dict(zip(values[::2], values[1::2]))).items())
     return b"[%b]" % b",".join([value[ORDER_BYTES:] for _, value in pairs])
 
 
-def newest(fields: dict[bytes, Any]) -> dict[bytes, Any]:
+def served_fields(fields: dict[bytes, Any]) -> dict[bytes, Any]:
     """The fields of a value that are served."""
     if len(fields) <= MAX_EACH:
         return fields
@@ -168,13 +168,13 @@ class Newest(Reducer):
 
     @override
     def value(self, held: Stamp) -> bytes:
-        return ordered(held)
+        return ordered_bytes(held)
 
     @override
     def commands(self, path: str, generation: str, token: str, room: int, read: Read) -> Iterator[Command]:
-        prefix = contract.prefix(path, generation)
-        head = contract.HOLDER, contract.info(path, generation)
-        for call in calls(self.values()):
+        prefix = contract.generation_prefix(path, generation)
+        head = contract.HOLDER, contract.info_key(path, generation)
+        for call in script_calls(self.values()):
             yield (
                 *("EVAL", self.script, 2 + len(call), *head),
                 *(prefix + key for key, _ in call),
@@ -204,18 +204,18 @@ class NewestOfEach(Reducer):
             if old is None or stamp > old:
                 held[field] = stamp
                 if len(held) > 2 * MAX_EACH:
-                    self.held[key] = newest(held)
+                    self.held[key] = served_fields(held)
 
     @override
     def value(self, held: dict[bytes, Stamp]) -> dict[bytes, bytes]:
-        return newest({field: ordered(stamp) for field, stamp in held.items()})
+        return served_fields({field: ordered_bytes(stamp) for field, stamp in held.items()})
 
     @override
     def commands(self, path: str, generation: str, token: str, room: int, read: Read) -> Iterator[Command]:
-        prefix = contract.prefix(path, generation)
-        head = contract.HOLDER, contract.info(path, generation)
-        cut = ((key, dict(call)) for key, fields in self.values() for call in calls(iter(fields.items())))
-        for call in calls(cut, len):
+        prefix = contract.generation_prefix(path, generation)
+        head = contract.HOLDER, contract.info_key(path, generation)
+        cut = ((key, dict(call)) for key, fields in self.values() for call in script_calls(iter(fields.items())))
+        for call in script_calls(cut, len):
             arguments: list[Any] = [token, max(0, room)]
             for _, fields in call:
                 arguments.append(len(fields))
@@ -225,7 +225,7 @@ class NewestOfEach(Reducer):
             yield ("EVAL", EACH, 2 + len(call), *head, *(prefix + key for key, _ in call), *arguments)
 
 
-def ordered(stamp: Stamp) -> bytes:
+def ordered_bytes(stamp: Stamp) -> bytes:
     """ORDER_BYTES and the JSON."""
     time, number, document = stamp
     return b"%020d%020d%b" % (time + (1 << 63), number, document)

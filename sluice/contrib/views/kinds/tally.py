@@ -50,15 +50,15 @@ class Tally(View):
 
     @override
     def prefix(self, path: str, generation: str) -> str:
-        return contract.kept(path, self, "")
+        return contract.kept_key(path, self, "")
 
     @override
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:
-        wanted = contract.wanted(path)
+        wanted = contract.wanted_key(path)
         keys, newest, refreshes = ask(
             ("ZCARD", wanted), ("ZREVRANGE", wanted, 0, NEWEST_KEYS - 1), ("HGET", contract.REFRESHES, path)
         )
-        names = [contract.kept(path, self, key.decode(errors="surrogateescape")) for key in newest]
+        names = [contract.kept_key(path, self, key.decode(errors="surrogateescape")) for key in newest]
         kept = iter(ask(*((verb, name) for name in names for verb in ("PTTL", "STRLEN"))))
         found = [(left, size) for left, size in zip(kept, kept) if size]  # empty: the key is unknown
         age = max((2 * self.period - left / 1000 for left, _ in found), default=None)

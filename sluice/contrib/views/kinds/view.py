@@ -71,11 +71,11 @@ class View(ABC):
 
     def state(self, path: str) -> str:
         """The key of the state, which names the generation that is served; "" if it has no generations."""
-        return contract.state(path)
+        return contract.state_key(path)
 
     def prefix(self, path: str, generation: str) -> str:
         """The beginning of the keys of its values."""
-        return contract.prefix(path, generation)
+        return contract.generation_prefix(path, generation)
 
     @abstractmethod
     def figures(self, path: str, ask: Callable[..., list[Any]]) -> ViewFigures:

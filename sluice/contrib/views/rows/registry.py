@@ -9,5 +9,5 @@ from sluice.streams.registry import Stream
 
 def open_row_source(url: str, streams: dict[str, Stream]) -> RowSource:
     """What reads the rows of a store's URL; it connects with the first call."""
-    source: RowSource = registry.load(registry.of_url("row_sources", url))(url, streams)
+    source: RowSource = registry.load_target(registry.of_url("row_sources", url))(url, streams)
     return source

@@ -141,7 +141,7 @@ def text_of(value: Any) -> str:
     return str(msgspec.json.decode(text)) if text[:1] == '"' else text
 
 
-def typed(kind: Any, text: str) -> Any:
+def typed_value(kind: Any, text: str) -> Any:
     """The value of type float, int, bool or str that has a text; None if there is none."""
     if kind is str:
         return text
@@ -152,13 +152,13 @@ def typed(kind: Any, text: str) -> Any:
     return value if text_of(value) == text and (kind is not int or value in INT64) else None
 
 
-def raw(text: str) -> msgspec.Raw:
+def raw_json(text: str) -> msgspec.Raw:
     """JSON with sorted names, so that equal values are equal bytes."""
-    return cached(text) if len(text) <= CACHED_BYTES else decoded(text)
+    return cached(text) if len(text) <= CACHED_BYTES else decode_json(text)
 
 
-def decoded(text: str) -> msgspec.Raw:
+def decode_json(text: str) -> msgspec.Raw:
     return msgspec.Raw(canonical(msgspec.json.decode(text)))
 
 
-cached = lru_cache(maxsize=4096)(decoded)
+cached = lru_cache(maxsize=4096)(decode_json)

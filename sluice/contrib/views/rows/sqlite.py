@@ -24,9 +24,9 @@ from sluice.contrib.views.rows.source import (
     Diverged,
     Row,
     RowSource,
-    raw,
+    raw_json,
 )
-from sluice.store.sqlite.file import inode, require_file
+from sluice.store.sqlite.file import inode_of, require_file
 from sluice.store.tables import PLAIN
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
@@ -77,7 +77,7 @@ class SqliteRows(RowSource):
             if self.db is None:
                 require_file(self.path)
                 self.version = self.schema = -1
-                self.file = inode(self.path)
+                self.file = inode_of(self.path)
                 self.db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)  # a WAL needs its shared memory
                 self.db.set_busy_timeout(5000)
                 self.db.execute("PRAGMA query_only=1")
@@ -96,7 +96,7 @@ class SqliteRows(RowSource):
     def leave(self) -> None:
         """Close the connection if the file has been replaced: it would read the old one for ever."""
         with contextlib.suppress(OSError):
-            if self.db is not None and inode(self.path) not in (self.file, None):
+            if self.db is not None and inode_of(self.path) not in (self.file, None):
                 self.close()
 
     @override
@@ -154,7 +154,9 @@ class SqliteRows(RowSource):
                 try:
                     at, crc, batch, last, claim = position.split(" ")
                     rowid, row = int(at), db.execute(one, (int(at),)).fetchone()
-                    follows = checksum(row) == crc if row else expired(db, stream, rowid, int(batch), int(last), claim)
+                    follows = (
+                        checksum(row) == crc if row else has_expired(db, stream, rowid, int(batch), int(last), claim)
+                    )
                 except ValueError:
                     raise Diverged(f"{position!r:.40} is no position in SQLite") from None
                 if not follows:
@@ -181,7 +183,7 @@ class SqliteRows(RowSource):
     def groups(self, stream: str, key: str, by: str, value: str) -> Iterator[Row]:
         kind = self.kind(stream, key)
         if kind in PLAIN:
-            found, where = source.typed(kind, value), f'"{key}" = ?'
+            found, where = source.typed_value(kind, value), f'"{key}" = ?'
             if found is None:
                 return
         else:  # a text as bytes: one that is not UTF-8 would end the query
@@ -228,7 +230,7 @@ def checksum(row: Row) -> str:
     return f"{crc32(repr(row).encode()):08x}"
 
 
-def expired(db: Any, stream: str, rowid: int, batch: int, last: int, claim: str) -> bool:
+def has_expired(db: Any, stream: str, rowid: int, batch: int, last: int, claim: str) -> bool:
     """Whether a row is missing only because of its age: see `SqliteRows`."""
     epoch, _, first = claim.partition(":")
     stored = db.execute(
@@ -260,7 +262,7 @@ def json_of(value: Any) -> Any:
     """A value of a column of JSON. Another program may have written anything else there."""
     if isinstance(value, str):
         with contextlib.suppress(msgspec.DecodeError):
-            return raw(value)
+            return raw_json(value)
     return value
 
 

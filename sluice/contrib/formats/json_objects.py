@@ -9,14 +9,16 @@ import msgspec
 
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import NUL, Result, check_text, walk
+from sluice.streams.decoder import NUL, Result, check_text, walk_json
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Record
 
 read = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Iterable[Record]]) -> Iterable[Result]:
+def object_records(
+    body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Iterable[Record]]
+) -> Iterable[Result]:
     """The records of all objects; each invalid object is one reject.
 
     build: makes the records of one. Raises: any exception.
@@ -33,11 +35,11 @@ def records(body: bytes, budget: Budget, build: Callable[[dict[str, Any]], Itera
         try:
             return value(row)
         except (msgspec.DecodeError, UnicodeDecodeError):  # not one object, but an array, several, or none
-            return records(row, budget, build)
+            return object_records(row, budget, build)
 
-    return walk(body.removeprefix(bodies.BOM).strip(), None, budget, value, alone)
+    return walk_json(body.removeprefix(bodies.BOM).strip(), None, budget, value, alone)
 
 
-def decoder(row: Callable[[dict[str, Any]], Record]) -> Callable[[bytes, Message, Budget], Iterable[Result]]:
+def object_decoder(row: Callable[[dict[str, Any]], Record]) -> Callable[[bytes, Message, Budget], Iterable[Result]]:
     """The decoder of a format of which each object is one record. row: makes it. Raises: any exception."""
-    return lambda body, message, budget: records(body, budget, lambda sent: (row(sent),))
+    return lambda body, message, budget: object_records(body, budget, lambda sent: (row(sent),))

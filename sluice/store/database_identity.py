@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from sluice import settings
-from sluice.base.files import read, replace
+from sluice.base.files import read_file, replace_file
 from sluice.settings import SettingError, Settings
 from sluice.store.store import Store
 
 
-def note(home: Path, identity: str) -> None:
+def note_identity(home: Path, identity: str) -> None:
     """Note the identity of the database in INGEST_HOME. A home that cannot be written to has none."""
     file = home / settings.STORE
     with contextlib.suppress(OSError):
-        if noted(home) != identity:
+        if noted_identity(home) != identity:
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            replace(file, f"{identity}\n")
+            replace_file(file, f"{identity}\n")
 
 
-def noted(home: Path) -> str:
+def noted_identity(home: Path) -> str:
     """The identity of the database; "" if none is noted."""
     with contextlib.suppress(OSError):
-        return read(home / settings.STORE).strip()
+        return read_file(home / settings.STORE).strip()
     return ""
 
 
 def has_stored(s: Settings) -> bool:
     """Whether the cell has stored into its database, as its home knows."""
     same = settings.of_last_start(s.home).get("INGEST_STORE") == s.given.get("INGEST_STORE")
-    return same and bool(noted(s.home))
+    return same and bool(noted_identity(s.home))
 
 
 def require_file(s: Settings) -> None:
@@ -47,7 +47,7 @@ def require_file(s: Settings) -> None:
 
 def require_own(store: Store[Any], home: Path) -> None:
     """Raises: SettingError if this is not the database of the cell; Unavailable."""
-    if known := noted(home):
+    if known := noted_identity(home):
         with store.transaction(read=True) as db:
             identity = store.identity(db)
         if identity != known:

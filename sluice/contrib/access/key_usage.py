@@ -19,7 +19,7 @@ NAMES = "names"  # of keys, as a start or a reload of nginx found them: a file i
 OTHERS = "other keys"  # no key can have this name
 
 
-class Senders:
+class KeyUsage:
     """The counts of one process, by name."""
 
     def __init__(self, counts: Counts) -> None:
@@ -43,17 +43,17 @@ class Senders:
         return name
 
 
-class SenderFigures:
+class KeyUsageFigures:
     """What `Observer` reads of the names of keys."""
 
     def __init__(self, s: Settings) -> None:
         self.names = s.home / "etc" / NAMES
 
     def read(self, counted: Mapping[str, int] | None, trouble: list[str]) -> list[dict[str, Any]]:
-        return listed(counted or {}, self.names)
+        return usage_rows(counted or {}, self.names)
 
 
-def listed(counted: Mapping[str, int], file: Path) -> list[dict[str, Any]]:
+def usage_rows(counted: Mapping[str, int], file: Path) -> list[dict[str, Any]]:
     """The counts by name: a list of sender, stored (by stream) and rejected (by status); most bodies first.
 
     file: has the present names. The first SHOWN of them, and then of earlier ones, are shown; the rest is OTHERS. So

@@ -34,31 +34,31 @@ MALFORMED = "it is no snappy block with a request of remote write 2.0"
 NO_SNAPPY = "the gateway has no library for snappy"
 
 
-def answer(environ: dict[str, Any], item: bytes) -> Reply | None:
+def answer_write(environ: dict[str, Any], item: bytes) -> Reply | None:
     """The answer to a request of version 2.0. item: an HTTP message."""
     if VERSION_2 not in environ.get("CONTENT_TYPE", ""):
         return None
     try:
-        return written(*count(item.partition(b"\r\n\r\n")[2]))
+        return counts_reply(*count_block(item.partition(b"\r\n\r\n")[2]))
     except Uncounted as error:
-        return unknown(error.args[0])
+        return uncounted_reply(error.args[0])
 
 
 @lru_cache(maxsize=128)  # the fast lane renders the head of an answer once
-def written(*counts: int) -> Reply:
+def counts_reply(*counts: int) -> Reply:
     """The answer to a request with so many samples, histograms and exemplars."""
     headers = [(f"X-Prometheus-Remote-Write-{name.title()}-Written", str(n)) for name, n in zip(NAMES, counts)]
     return reply("204 No Content", b"", "", *headers)
 
 
 @lru_cache(maxsize=4)
-def unknown(reason: str) -> Reply:
+def uncounted_reply(reason: str) -> Reply:
     """The answer to a request that was not counted. 204 has no body, which could say so."""
     text = f"The request is stored, but its samples were not counted: {reason}."
     return reply("200 OK", text.encode(), "text/plain; charset=utf-8")
 
 
-def count(body: bytes) -> tuple[int, int, int]:
+def count_block(body: bytes) -> tuple[int, int, int]:
     """How many samples, histograms and exemplars are in the snappy block of a request. Raises: Uncounted."""
     try:
         import cramjam  # needed for few senders
@@ -67,12 +67,12 @@ def count(body: bytes) -> tuple[int, int, int]:
     try:
         if cramjam.snappy.decompress_raw_len(body) > MOST_BYTES:
             raise Uncounted(TOO_LARGE)
-        return parts(bytes(cramjam.snappy.decompress_raw(body)), min(MOST_STEPS, BYTE_STEPS * len(body)))
+        return count_parts(bytes(cramjam.snappy.decompress_raw(body)), min(MOST_STEPS, BYTE_STEPS * len(body)))
     except (cramjam.DecompressionError, IndexError):
         raise Uncounted(MALFORMED) from None
 
 
-def parts(data: bytes, left: int) -> tuple[int, int, int]:
+def count_parts(data: bytes, left: int) -> tuple[int, int, int]:
     """The same of an uncompressed request, in so many steps. A step takes 0.1 us. Raises: Uncounted, IndexError."""
     samples = histograms = exemplars = at = 0
     size = len(data)
@@ -83,7 +83,7 @@ def parts(data: bytes, left: int) -> tuple[int, int, int]:
         tag, length, at = data[at], data[at + 1], at + 2
         if length > 127:
             left -= LONG_STEPS
-            length, at = long(data, at)
+            length, at = read_varint(data, at)
         end = at + length
         if end > size or tag not in (SYMBOL, SERIES):
             raise Uncounted(MALFORMED)
@@ -96,7 +96,7 @@ def parts(data: bytes, left: int) -> tuple[int, int, int]:
             tag, length, at = data[at], data[at + 1], at + 2
             if length > 127:
                 left -= LONG_STEPS
-                length, at = long(data, at)
+                length, at = read_varint(data, at)
             if tag == CREATED:
                 continue
             at += length
@@ -113,8 +113,8 @@ def parts(data: bytes, left: int) -> tuple[int, int, int]:
     return samples, histograms, exemplars
 
 
-def long(data: bytes, at: int) -> tuple[int, int]:
-    """A number of several bytes (varint), the first of which is before `at`; and its end. Raises as `parts`."""
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of several bytes (varint), the first of which is before `at`; and its end. Raises as `count_parts`."""
     value = data[at - 1] & 0x7F
     for shift in range(7, 70, 7):
         byte = data[at]

@@ -17,7 +17,7 @@ MOST_PATH = 200  # characters of a path that are told; nginx/sluice.conf has the
 MOST_TOLD = 100  # per second and process: as many as `page` keeps of a kind
 
 
-class Teller:
+class PageNotifier:
     """Sends a datagram for a rejected request, at most MOST_TOLD a second, and never waits: unread ones are lost."""
 
     def __init__(self, path: Path) -> None:
@@ -32,14 +32,14 @@ class Teller:
         if self.may_tell():
             about = environ or {}
             reason = json.loads(b"".join(reply.chunks))["detail"]
-            self.send(int(reply.status[:3]), path or about.get("PATH_INFO", ""), sender(about), reason)
+            self.send(int(reply.status[:3]), path or about.get("PATH_INFO", ""), client_address(about), reason)
 
     def tell_malformed(self, status: int, reason: str, begin: bytes) -> None:
         """begin: the first bytes of a request that cannot be parsed."""
         if self.may_tell():
             path = re.match(rb"[A-Z]+ ([^\s?]+)", begin)
             found = "" if path is None else path[1].decode("latin-1")
-            self.send(status, found, sender({"fastlane.head": begin.partition(b"\r\n\r\n")[0]}), reason)
+            self.send(status, found, client_address({"fastlane.head": begin.partition(b"\r\n\r\n")[0]}), reason)
 
     def may_tell(self) -> bool:
         second = int(time.monotonic())
@@ -54,7 +54,7 @@ class Teller:
             self.socket.sendto(json.dumps(entry).encode(), self.path)
 
 
-def sender(environ: Mapping[str, Any]) -> str:
+def client_address(environ: Mapping[str, Any]) -> str:
     """The address that nginx passes; "": it is a plain route, where nginx passes what the gateway needs only."""
     head: bytes = environ.get("fastlane.head", b"")
     found = re.search(rb"\r\nX-Real-IP: ([^\r]{0,64})", head)

@@ -22,7 +22,7 @@ TEXT_BYTES = 100  # of what is shown as it was sent
 read_scalar: Callable[[bytes], Scalar] = msgspec.json.Decoder(Scalar).decode
 
 
-def reader(kind: type[T]) -> Callable[[bytes, Budget], T]:
+def struct_reader(kind: type[T]) -> Callable[[bytes, Budget], T]:
     """What decodes an object to a Struct. A field that has a default has it, if what was sent has another type.
 
     It decodes only what has the type of its field, so that it takes no more memory than the Struct. The second attempt
@@ -67,7 +67,7 @@ def value_reader(kind: Any) -> Callable[[Any, Budget], Any]:
     options = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
     for option in options:
         if isinstance(option, type) and issubclass(option, msgspec.Struct):
-            nested = reader(option)
+            nested = struct_reader(option)
             return lambda sent, budget: (
                 None if bytes(sent) == b"null" and len(options) > 1 else nested(bytes(sent), budget)
             )
@@ -75,7 +75,7 @@ def value_reader(kind: Any) -> Callable[[Any, Budget], Any]:
     return lambda sent, budget: decode(sent)
 
 
-def scalar(sent: Raw) -> Scalar | None:
+def scalar_or_text(sent: Raw) -> Scalar | None:
     """A number or a text; None for null; anything else is the beginning of it, as it was sent."""
     written = bytes(sent)
     if written == b"null":
@@ -86,13 +86,13 @@ def scalar(sent: Raw) -> Scalar | None:
         return written[:TEXT_BYTES].decode("utf-8", "replace")
 
 
-def real(text: str) -> float | str:
+def real_or_text(text: str) -> float | str:
     """A number of a JSON text; one that no database holds is a text."""
     number = float(text)
     return number if isfinite(number) else text
 
 
-def text(sent: Raw) -> str | None:
+def text_or_json(sent: Raw) -> str | None:
     """A text as it is; None for null; anything else as its JSON. Raises: msgspec's errors."""
     written = bytes(sent)
     if written.startswith(b'"'):
@@ -100,6 +100,6 @@ def text(sent: Raw) -> str | None:
     return None if written == b"null" else written.decode()
 
 
-def texts(sent: dict[str, Raw] | None) -> dict[str, str]:
-    """The texts of an object, each as `text`."""
-    return {name: found for name, value in (sent or {}).items() if (found := text(value)) is not None}
+def text_values(sent: dict[str, Raw] | None) -> dict[str, str]:
+    """The texts of an object, each as `text_or_json`."""
+    return {name: found for name, value in (sent or {}).items() if (found := text_or_json(value)) is not None}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sluice.contrib.formats import written
+from sluice.contrib.formats import remote_write_counts
 from sluice.http.endpoints import Endpoints
 from sluice.http.routes import JSON, Reply, Route, reply
 from sluice.routes import ROUTES
@@ -24,12 +24,12 @@ FIREHOSE, REMOTE_WRITE = "/firehose", "/api/v1/write"  # of the latter, a user's
 ORIGIN = re.compile(r"[\w.*-]{1,255}", re.ASCII)  # the name of a system in the DNS, or *
 
 
-def extend(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
+def add_answers(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) -> None:
     """Give the endpoints these answers."""
     for endpoint in endpoints:
-        endpoint.methods["OPTIONS"] = permit
+        endpoint.methods["OPTIONS"] = permit_events
         if endpoint.path.endswith(REMOTE_WRITE):
-            endpoint.answer = written.answer
+            endpoint.answer = remote_write_counts.answer_write
         elif endpoint.path == FIREHOSE or endpoint.path not in ROUTES:
             endpoint.answer = answer_delivery
 
@@ -42,7 +42,7 @@ def answer_delivery(environ: dict[str, Any], item: bytes) -> Reply | None:
     return reply("200 OK", json.dumps(body, separators=(",", ":")).encode())
 
 
-def permit(environ: dict[str, Any]) -> Reply | None:
+def permit_events(environ: dict[str, Any]) -> Reply | None:
     """The permission to post events here. It is none to pass an access control."""
     origin: str = environ.get("HTTP_WEBHOOK_REQUEST_ORIGIN", "")
     if not ORIGIN.fullmatch(origin):

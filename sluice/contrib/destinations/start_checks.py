@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluice.settings import Settings
 
 
-def places(s: Settings) -> list[tuple[str, str]]:
+def local_places(s: Settings) -> list[tuple[str, str]]:
     """A setting and a file in each folder that is on this machine."""
     urls = {url for url in s.rows.values() if url and url.startswith("parquet:")}
     return [("INGEST_ROWS", f"{url.removeprefix('parquet://')}/rows") for url in sorted(urls)]

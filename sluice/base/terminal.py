@@ -13,7 +13,7 @@ from pathlib import Path
 PROGRAM = "sluice" if Path(sys.argv[0]).name == "sluice" else "bin/sluice"
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """The type of an option that is a time. Raises: ArgumentTypeError."""
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text) or float(text) < 0.01:
         raise argparse.ArgumentTypeError(f"expected seconds, at least 0.01, not {text!r}")
@@ -27,14 +27,14 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def why(error: OSError) -> str:
+def system_reason(error: OSError) -> str:
     """The reason of an error of the system, after the file that has it, and without its number."""
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> str:
+def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> str:
     """Rows under a head; the first `left` columns are left-aligned, the others right-aligned."""
-    lines = [[shown(str(cell)) for cell in row] for row in (head, *rows)]
+    lines = [[printable(str(cell)) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join(
@@ -47,10 +47,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) 
 
 def complain(problem: object) -> None:
     """Print one line on standard error."""
-    print(f"sluice: {shown(' '.join(str(problem).split()))}", file=sys.stderr)
+    print(f"sluice: {printable(' '.join(str(problem).split()))}", file=sys.stderr)
 
 
-def shown(text: str | bytes, lines: bool = False) -> str:
+def printable(text: str | bytes, lines: bool = False) -> str:
     """Text on one line; what could control the terminal is written as \\x1b. lines: keep newlines."""
     text = text if isinstance(text, str) else text.decode("utf-8", "backslashreplace")
     return "".join(x if x.isprintable() or (lines and x == "\n") else x.encode("unicode_escape").decode() for x in text)
@@ -76,18 +76,18 @@ def confirmed(arguments: argparse.Namespace, question: str) -> bool:
     """Whether --yes was given or the answer is yes. No answer means no."""
     if arguments.yes:
         return True
-    print(f"{shown(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
         print(file=sys.stderr)
     return answer.strip().lower() in ("y", "yes")
 
 
-def cut(text: str, width: int) -> str:
+def cut_text(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
-def ago(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """Seconds as text with about two significant digits."""
     if seconds < 100:
         return f"{seconds:.1f} s"
@@ -97,7 +97,7 @@ def ago(seconds: float) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """A share with a tenth of a percent, rounded down: 100 % means all. Empty if there is none."""
     return "" if share is None else f"{int(share * 1000 + 1e-9) / 10:g} %"
 
@@ -106,6 +106,6 @@ def body_line(seq: object, state: str, body: bytes, full: bool) -> str:
     """A body with its sequence number and state, cut to the terminal's width unless `full`."""
     about = f"{seq}  {state:<7}  "
     if full:
-        return f"{about}({len(body)} bytes)\n{shown(body, lines=True)}"
+        return f"{about}({len(body)} bytes)\n{printable(body, lines=True)}"
     width = shutil.get_terminal_size().columns
-    return cut(about + shown(body[: width * 4]), width)
+    return cut_text(about + printable(body[: width * 4]), width)
