@@ -122,7 +122,7 @@ class Worker:
     ) -> None:
         """url: of the store. limits: of one body. publisher: of the figures of the cell.
 
-        keep: INGEST_KEEP. elsewhere: of INGEST_ROWS. used: see `open_store`.
+        keep: INGEST_KEEP. row_destinations: of INGEST_ROWS. used: see `open_store`.
         """
         self.outlet = outlet
         self.publisher = publisher

@@ -33,6 +33,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_MODULES[name]), name)
     is_module = name.startswith("_") or find_spec(f"{__name__}.{name}")  # `from sluice import settings` asks here first
     registry = import_module("sluice.registry")
-    if is_module or name not in (exports := registry.declared("exports")):
+    if is_module or name not in (exports := registry.declared_entries("exports")):
         raise AttributeError(f"module 'sluice' has no attribute {name!r}")
-    return registry.load(exports[name])
+    return registry.load_target(exports[name])

@@ -1253,7 +1253,7 @@ def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
 
     passed = [0.0]
     monkeypatch.setattr(expiry, "time", SimpleNamespace(time=lambda: NOON / 1e6 + 100_000 + 3600))
-    monkeypatch.setattr(expiry.times, "uptime", lambda: passed[0])
+    monkeypatch.setattr(expiry.times, "uptime_seconds", lambda: passed[0])
     votes, store = expiry.Expiry("votes", 3600), Recording()
     for passed[0] in 0.0, 1000.0, 40_000.0, 60_000.0:
         votes.step(store)  # type: ignore[arg-type]
@@ -1268,8 +1268,8 @@ class Machine:
         self.boots, now, up = 1, time.time, times.uptime_seconds
         patch.setattr(time, "time", lambda: now() + self.clock)
         for module in times, bookkeeping:
-            patch.setattr(module, "uptime", lambda: up() + self.up)
-            patch.setattr(module, "boot", lambda: f"boot {self.boots}")
+            patch.setattr(module, "uptime_seconds", lambda: up() + self.up)
+            patch.setattr(module, "boot_id", lambda: f"boot {self.boots}")
 
     def passes(self, seconds: float) -> None:
         self.clock, self.up = self.clock + seconds, self.up + seconds

@@ -46,9 +46,10 @@ try:
 except ImportError:  # a checkout from before the package
     import settings
     from ops import up as configure
-    configure.write = configure.prepare
-s = settings.load()
-configure.write(s)
+load = getattr(settings, "load_settings", None) or settings.load  # the latter in a checkout from before the names
+write = next(filter(None, (getattr(configure, name, None) for name in ("write_configuration", "write", "prepare"))))
+s = load()
+write(s)
 for name, text in configure.nginx_configuration(s).items():
     (s.home / "etc" / name).write_text(text)
 print(*s.gateway_sockets)

@@ -16,7 +16,7 @@ Sluice takes writes at {url} and stores them in {store}
   try it     {curl} -d '{{"poll":"cookies","choice":"oreo"}}' {short}/votes{read}
   access     {who}; {change}
 {more}  stop it    Ctrl-C; accepted bodies that are not yet stored wait for the next start
-  log files  {home}/log{elsewhere}
+  log files  {home}/log{notes}
 """
 ELSEWHERE = """
   {name}      {spool}; none is started"""
@@ -56,17 +56,17 @@ def first_screen(s: Settings) -> str:
     url = f"{words['scheme']}://localhost:{s.port}"
     curl, short = words["curl"], url.removeprefix("http://")
     read = f"\n             {curl} '{short}{words['example']}'" if words["example"] else ""
-    row_destinations = ""
+    notes = ""
     if not s.has_own_redis:
         scheme = s.spool.partition(":")[0]
         name = "Redis" if scheme.startswith("redis") else scheme.title()
-        row_destinations = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
+        notes = ELSEWHERE.format(name=name, spool=settings.without_password(s.spool))
     with contextlib.suppress(OSError):
-        row_destinations += LITTLE_MEMORY * (s.has_own_redis and OVERCOMMIT.read_text().strip() != "1")
+        notes += LITTLE_MEMORY * (s.has_own_redis and OVERCOMMIT.read_text().strip() != "1")
     if os.geteuid() == 0:
-        row_destinations += AS_ROOT
+        notes += AS_ROOT
     return FIRST_SCREEN.format(
         url=url, short=short, curl=curl, read=read, who=who_may(s), change=words["change"],
-        more=words["more"].format(url=url), home=s.home, row_destinations=row_destinations,
+        more=words["more"].format(url=url), home=s.home, notes=notes,
         store=settings.without_password(s.store).removeprefix("sqlite:///"),
     )  # fmt: skip

@@ -55,7 +55,7 @@ def open_store(
     """The store of a URL. make: create the database and its tables, or add missing columns.
 
     used: the cell has stored there, so a file that is missing is not made again.
-    keep: INGEST_KEEP. elsewhere: see `open_elsewhere`; none: all rows are in tables.
+    keep: INGEST_KEEP. row_destinations: see `open_destinations`; none: all rows are in tables.
     Raises: Unavailable if the database cannot be reached, or its driver is not installed; SettingError, see above.
     """
     database = database_of(url)

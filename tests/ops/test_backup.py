@@ -44,7 +44,7 @@ def test_a_restore_beside_a_writer_that_leaves_no_gap_changes_nothing(
             with pytest.raises(
                 CannotCopy, match="the database is as it was: another program has written to it for 0.2"
             ):
-                sqlite_copies.restore_file(store, home.file, lambda share: None)
+                sqlite_copies.restore(store, home.file, lambda share: None)
         assert home.choices() == ["first"]
 
 

@@ -48,7 +48,9 @@ def test_status_imports_no_other_verb_and_nothing_that_only_other_verbs_need(tmp
 @needs("kafka")
 @pytest.mark.contract
 def test_without_the_library_of_kafka_a_verb_names_the_command_that_installs_it(tmp: Path) -> None:
-    program = "import sys\nsys.modules['confluent_kafka'] = None\nfrom sluice.ops.__main__ import command\ncommand()"
+    program = (
+        "import sys\nsys.modules['confluent_kafka'] = None\nfrom sluice.ops.__main__ import run_command\nrun_command()"
+    )
     env = environment(tmp, {"INGEST_SPOOL": "kafka://localhost:9"})
     done = subprocess.run([sys.executable, "-c", program, "status"], env=env, cwd=ROOT, capture_output=True, text=True)
     said = "sluice: INGEST_SPOOL=kafka://… needs confluent_kafka: bin/provision kafka installs it.\n"
@@ -121,7 +123,9 @@ def test_output_that_cannot_be_written_is_one_line(words: tuple[str, ...], tmp: 
 @pytest.mark.contract
 @pytest.mark.parametrize("called, name", [("/usr/local/bin/sluice", "sluice"), ("-m", "bin/sluice")])
 def test_the_help_uses_the_name_by_which_it_was_called(called: str, name: str) -> None:
-    program = f"import sys; sys.argv = [{called!r}, '--help']; from sluice.ops.__main__ import command; command()"
+    program = (
+        f"import sys; sys.argv = [{called!r}, '--help']; from sluice.ops.__main__ import run_command; run_command()"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(f"usage: {name} ")
 

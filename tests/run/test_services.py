@@ -532,8 +532,8 @@ def test_log_lines_are_json_if_set(runtime: str, tmp: Path) -> None:
 
 @pytest.mark.nightly
 def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
-    script = "import logging; from sluice.base import daemon; from sluice.parsers import log_style\n"
-    script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter(log_style('json')))\n"
+    script = "import logging; from sluice.base import daemon; from sluice.parsers import parse_log_style\n"
+    script += "h = logging.StreamHandler(); h.setFormatter(daemon.formatter(parse_log_style('json')))\n"
     script += "logging.getLogger().addHandler(h)\ntry: 1 / 0\nexcept Exception: logging.exception('it \\'broke\\'')"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     line = json.loads(done.stderr)
@@ -544,8 +544,10 @@ def test_an_error_is_one_line_of_json_with_its_traceback() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("style", ["text", "debug", "json", "json,debug"])
 def test_each_line_of_a_log_has_a_time_and_debugging_messages_are_shown_if_set(style: str) -> None:
-    script = "import logging; from sluice.base import daemon; from sluice.parsers import log_style\n"
-    script += f"daemon.start_logging(log_style({style!r})); log = logging.getLogger('x')\nlog.debug('d'); log.info('i')"
+    script = "import logging; from sluice.base import daemon; from sluice.parsers import parse_log_style\n"
+    script += (
+        f"daemon.start_logging(parse_log_style({style!r})); log = logging.getLogger('x')\nlog.debug('d'); log.info('i')"
+    )
     env = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()

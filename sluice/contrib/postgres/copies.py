@@ -57,7 +57,7 @@ def own_tables(db: Session) -> dict[str, list[str]]:
     return dict(db.execute(OURS, {"books": BOOKS}).fetchall())
 
 
-def backup_tables(store: Any, part: Path, progress: Progress) -> None:
+def backup(store: Any, part: Path, progress: Progress) -> None:
     """Copy our tables to a file. Raises: Unavailable, CannotCopy."""
     with store.transaction(read=True) as db:
         tables = [f"--table={db.schema}.{name}" for parts in own_tables(db).values() for name in parts]
@@ -66,7 +66,7 @@ def backup_tables(store: Any, part: Path, progress: Progress) -> None:
         run(store.url, "pg_dump", *words, *tables, f"--file={part}")
 
 
-def check_copy(file: Path) -> None:
+def check(file: Path) -> None:
     """Check that a file is a copy of this program, as far as its head says. Raises: CannotCopy, NewerTables."""
     found = {(kind, name) for kind, _, name in ENTRY.findall(list_archive(file))}
     if ("TABLE DATA", "batches") not in found:
@@ -79,7 +79,7 @@ def check_copy(file: Path) -> None:
 
 
 @retry_conflicts
-def restore_tables(store: Any, file: Path, progress: Progress) -> None:
+def restore(store: Any, file: Path, progress: Progress) -> None:
     """Put the rows of a copy in the place of ours. Raises: Unavailable, CannotCopy."""
     try:
         with store.transaction() as db:

@@ -13,10 +13,10 @@ from sluice.store.copies import CannotCopy, Progress
 from sluice.store.store import Store, check_layout
 
 STEP_PAGES = 1_000  # copied between two calls of `progress`
-PATIENCE_SECONDS = 30.0  # that `restore_file` waits for writers
+PATIENCE_SECONDS = 30.0  # that `restore` waits for writers
 
 
-def backup_file(store: Store[Any], part: Path, progress: Progress) -> None:
+def backup(store: Store[Any], part: Path, progress: Progress) -> None:
     """Copy the database to a file. Raises: Unavailable; CannotCopy, if the file cannot be written."""
     with store.transaction(read=True) as db:
         db.execute("SELECT 1 FROM batches LIMIT 1").fetchone()  # from here on the transaction sees one snapshot
@@ -35,7 +35,7 @@ def write_part(source: Any, part: Path, progress: Progress) -> None:
         target.close()
 
 
-def check_copy(file: Path) -> None:
+def check(file: Path) -> None:
     """Check that a file is a whole database of this program. Raises: CannotCopy, NewerTables."""
     source = readable(file)
     try:
@@ -53,7 +53,7 @@ def check_copy(file: Path) -> None:
         raise CannotCopy(f"{file} is damaged: {' '.join(str(found).split())}")
 
 
-def restore_file(store: Any, file: Path, progress: Progress) -> None:
+def restore(store: Any, file: Path, progress: Progress) -> None:
     """Copy a file over the database in one transaction. Programs that have it open go on with the new content.
 
     Raises: CannotCopy.

@@ -30,7 +30,7 @@ import os, signal, sys
 sys.path[:0] = sys.argv[3:]
 from support import store_contract
 from sluice.contrib.destinations.register import parse_rows
-from sluice.contrib.destinations.registry import open_elsewhere
+from sluice.contrib.destinations.registry import open_destinations
 from sluice.store.registry import open_store
 def die(*given, **more):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -40,8 +40,8 @@ def die_after(of, name):
         whole(*given, **more)
         die()
     setattr(of, name, call)
-elsewhere = open_elsewhere(parse_rows(sys.argv[2]), store_contract.STREAMS)
-store = open_store(sys.argv[1], store_contract.STREAMS, elsewhere=elsewhere)
+row_destinations = open_destinations(parse_rows(sys.argv[2]), store_contract.STREAMS)
+store = open_store(sys.argv[1], store_contract.STREAMS, row_destinations=row_destinations)
 """
 
 

@@ -612,8 +612,8 @@ def test_a_delta_table_gets_no_value_of_another_type(tmp: Path, monkeypatch: pyt
 )  # fmt: skip
 def test_a_column_of_clickhouse_is_known_by_its_kind(ours: str, theirs: str, same: bool) -> None:
     clickhouse = pytest.importorskip("sluice.contrib.destinations.clickhouse")
-    kind = clickhouse.KINDS[clickhouse.plain(ours).partition("(")[0]]
-    assert bool(clickhouse.re.fullmatch(kind, clickhouse.plain(theirs))) is same
+    kind = clickhouse.KINDS[clickhouse.bare_type(ours).partition("(")[0]]
+    assert bool(clickhouse.re.fullmatch(kind, clickhouse.bare_type(theirs))) is same
 
 
 @each
