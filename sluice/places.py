@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-CHECKOUT = (PACKAGE.parent / "bin/up").exists()
+CHECKOUT = (PACKAGE.parent / "gunicorn.conf.py").exists()
 ROOT = PACKAGE.parent if CHECKOUT else PACKAGE / "root"
 UP = "bin/up" if CHECKOUT else "sluice up"
 DISTRIBUTION = "sluice-ingest"  # on the package index, where `sluice` is another one

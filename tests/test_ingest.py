@@ -55,7 +55,7 @@ def site(installed: Site) -> Iterator[Site]:
 @pytest.mark.parametrize("path", ROUTES)
 def test_a_body_on_the_list_gets_the_answer_of_its_route(site: Site, path: str) -> None:
     route = ROUTES[path]
-    path = path.replace("{hook}", "a").replace("/*", "/b")
+    path = re.sub(r"{\w+}", "a", path).replace("/*", "/b")
     status, headers, body = post(site.where, path, b'{"a":1}\xff\x00', {"Content-Type": "text/plain"})
     assert (f"{status} "[:4], body) == (route.reply.status[:4], b"".join(route.reply.chunks))
     for name, value in route.reply.headers:
@@ -267,7 +267,7 @@ def test_a_malformed_content_length_gets_400_and_a_huge_one_413(site: Site, leng
 # --- 404, 405, 413 ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/vote", "/votes/", "/VOTES", "/metrics/x", "/healthz/", "/v%6ftes%00"])
+@pytest.mark.parametrize("path", ["/vote", "/votes/", "/VOTES", "/metrics/x", "/healthz/", "/v%6ftes%00"])
 def test_an_unknown_path_gets_404_with_any_method(site: Site, path: str) -> None:
     is_problem(post(site.where, path, b"x"), 404)
     is_problem(get(site.where, path), 404)
@@ -305,14 +305,13 @@ def test_a_body_that_looks_like_a_whole_message_is_kept_unchanged(site: Site, fo
     assert not any(isinstance(each, Gps) and "eve" in each.device for each in found)
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "PATCH"])
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_another_method_gets_405_with_allow(site: Site, method: str) -> None:
     for path, allowed in ("/votes", "POST"), ("/metrics", "POST"):
         given = send(site.where, f"{method} {path}?a=b HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
         assert is_problem(given, 405)["allow"] == allowed
-    if method != "GET":
-        given = send(site.where, f"{method} /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
-        assert is_problem(given, 405)["allow"] == "GET, HEAD"
+    given = send(site.where, f"{method} /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
+    assert is_problem(given, 405)["allow"] == "GET, HEAD"
     assert not site.client.keys("ingest:{*")
 
 

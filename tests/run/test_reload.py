@@ -207,12 +207,13 @@ def test_during_the_notice_a_2xx_differs_only_in_being_the_last_on_its_connectio
     keys = tmp / "keys"
     keys.write_text(f"{'k' * 32} me;\n")
     keys.chmod(0o600)
-    paths = [*ROUTES, "/%76otes?a=%20", "/0", "/1"]
+    plain = [path for path in ROUTES if path.isascii() and not {*path} & {*"{*"}]
+    paths = [*plain, "/%76otes?a=%20", "/0", "/1"]
     stay = ["/2", "/3", "/4"]  # responses that nginx cannot give itself
     headers = {"Origin": "https://a.example", "X-API-Key": "k" * 32}
     headers |= {"Content-Type": "application/x-protobuf", "Content-Encoding": "snappy"}  # or remote write is a 415
     headers |= {"Sec-Fetch-Site": "same-site"}  # not all paths are in INGEST_CORS
-    env = {"INGEST_CORS": " ".join([*ROUTES, headers["Origin"]]), "INGEST_API_KEYS": keys}
+    env = {"INGEST_CORS": " ".join([*plain, headers["Origin"]]), "INGEST_API_KEYS": keys}
     closing = tmp / "run/closing"
     posted = 0
 

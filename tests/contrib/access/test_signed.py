@@ -32,8 +32,7 @@ for name, scheme in SCHEMES.items():
 
 try:
     from sluice.streams.record import Record
-    from sluice.contrib.access.signed_stream import signed
-    from sluice.streams.registry import stream
+    from sluice import signed, stream
 except ImportError:  # the gateway on PyPy has no msgspec
     pass
 else:

@@ -295,7 +295,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
 
 PREPARED = """
 from sluice.contrib.destinations import outbox
-kind = type(store.elsewhere.destinations["votes"])
+kind = type(store.row_destinations.destinations["votes"])
 if "kafka:" in sys.argv[2]:
     from sluice.contrib.kafka import topics
     class Producer(topics.Producer):

@@ -775,9 +775,9 @@ def test_a_reader_finds_each_row_once_while_files_are_merged(store: Store, tmp: 
 def test_a_merge_may_be_killed(moment: str, url: str, tmp: Path) -> None:
     program = (
         "[store.persist(*store_contract.votes(n, first=n)) for n in range(1, 6)]; "
-        "store.elsewhere.publish(store); parquet.MERGED_BYTES = 2500"
+        "store.row_destinations.publish(store); parquet.MERGED_BYTES = 2500"
     )
-    killed(url, tmp, f"{program}; {moment}; store.elsewhere.tidy('votes', store)")
+    killed(url, tmp, f"{program}; {moment}; store.row_destinations.tidy('votes', store)")
     assert choices(tmp) == ["1", "2", "3", "4", "5"]
     with contextlib.closing(connected(url, tmp)) as store:
         tidied(store)

@@ -43,7 +43,7 @@ def test_a_broker_that_does_not_answer_is_one_reason_whichever_step_times_out() 
     for text in "Timed out waiting for controller", "Failed while waiting for controller: Local: Timed out":
         timed_out = confluent.KafkaError(confluent.KafkaError._TIMED_OUT, text)
         for error in confluent.KafkaException(timed_out), TimeoutError():
-            with pytest.raises(KafkaUnavailable) as away, admin.asking():
+            with pytest.raises(KafkaUnavailable) as away, admin.ask_errors():
                 raise error
             reason, cause = inlet.told(admin.code(away.value), away.value.reason)
             reasons.add(reason)

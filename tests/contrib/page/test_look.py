@@ -19,6 +19,7 @@ import redis as client
 from proving.harness import PATIENCE, ROOT, Server, environment, poll, redis_server, running
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.streams.built_in import STREAMS
 from support.operator_verbs import drain, push, sluice, status, vote
 
 pytestmark = pytest.mark.contract
@@ -70,7 +71,7 @@ def test_an_unknown_stream_is_reported_in_one_line_with_status_2(verb: str, tmp:
     assert sluice(tmp, verb, "vots") == (
         2,
         "",
-        "sluice: there is no stream 'vots'; there are gps, logs, metrics, spans, votes.\n",
+        f"sluice: there is no stream 'vots'; there are {', '.join(sorted(STREAMS))}.\n",
     )
 
 

@@ -103,7 +103,8 @@ def test_the_reader_s_half_imports_no_driver(runtime: str) -> None:
     code = (
         "import sys; from sluice import settings; from sluice.contrib import views; "
         "import sluice.contrib.views.contract; "
-        "print(len(views.load_views(settings.load_settings({}))), sorted({'msgspec', 'apsw', 'psycopg', 'redis'} & {*sys.modules}))"
+        "print(len(views.load_views(settings.load_settings({}))), "
+        "sorted({'msgspec', 'apsw', 'psycopg', 'redis'} & {*sys.modules}))"
     )
     done = subprocess.run([PYTHON[runtime], "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "4 []\n", done.stderr
