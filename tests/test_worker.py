@@ -300,6 +300,7 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
     assert left.ready + sum(left.claims.values()) == 2
 
 
+@pytest.mark.nightly
 def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, redis: Server) -> None:
     commit(redis, 1, 3)
     lines: set[tuple[str, str, int]] = set()

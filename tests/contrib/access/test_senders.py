@@ -245,7 +245,7 @@ def test_each_row_has_its_sender_through_kills(spool: str, tmp: Path, request: p
         assert sorted((row["poll"], row["sender"], int(row["choice"])) for row in found) == each
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_bodies_and_rejections_are_counted_by_name(tmp: Path) -> None:
     file = private(tmp / "keys", f"{KEY} name=acme rate=1 streams=votes\n{OTHER} name=other\n{THIRD} plain;\n")
 

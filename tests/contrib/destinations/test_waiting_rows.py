@@ -24,6 +24,7 @@ def redis(tmp: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_stored_or_sent_is_shown_with_the_reason_until_it_is_mended(tmp: Path, redis: Server) -> None:
     push(redis, GPS, stream="gps")
     drain(tmp)

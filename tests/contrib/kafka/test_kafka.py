@@ -182,6 +182,7 @@ def test_the_streams_are_known_while_the_redis_of_the_figures_is_down(tmp: Path,
     assert any("Redis" in line for line in reading["trouble"])
 
 
+@pytest.mark.nightly
 def test_the_lines_of_a_file_are_properties_of_the_client(tmp: Path, url: str) -> None:
     file = tmp / "lines"
     url = f"{url}&properties={file}"
@@ -205,6 +206,7 @@ def test_the_lines_of_a_file_are_properties_of_the_client(tmp: Path, url: str) -
     assert stored(tmp) == ["a"]
 
 
+@pytest.mark.nightly
 def test_drain_waits_for_partitions_that_another_member_of_the_group_has(
     tmp: Path, url: str, broker: kafka.Brokers
 ) -> None:
@@ -300,6 +302,7 @@ def test_bodies_with_the_offsets_of_lost_ones_are_stored(
     assert ledger(tmp, url) == found
 
 
+@pytest.mark.nightly
 def test_what_is_stored_is_not_stored_again_after_the_offsets_of_the_group_have_expired(
     tmp: Path, url: str, broker: kafka.Brokers
 ) -> None:

@@ -45,7 +45,7 @@ def test_a_broker_that_does_not_answer_is_one_reason_whichever_step_times_out() 
         for error in confluent.KafkaException(timed_out), TimeoutError():
             with pytest.raises(KafkaUnavailable) as away, admin.ask_errors():
                 raise error
-            reason, cause = inlet.told(admin.code(away.value), away.value.reason)
+            reason, cause = inlet.told(admin.error_code(away.value), away.value.reason)
             reasons.add(reason)
             assert cause == away.value.reason
     assert reasons == {inlet.down}
