@@ -53,6 +53,7 @@ def run(tmp: Path, tests: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.nightly
 def test_a_test_that_fails_once_is_listed_as_flaky(tmp: Path) -> None:
     status, output = run(tmp, TESTS.format(bad=True))
     assert (status, output.splitlines()[-2:]) == (0, ["flaky: 1", "    test_some.py::test_flaky"])

@@ -37,28 +37,25 @@ class Request:
 
     def __init__(self, read: Callable[[], Claim | None], is_there: Callable[[], bool] = lambda: False) -> None:
         self.read, self.is_there = read, is_there
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.found: list[Claim | None] = []
 
     def __call__(self) -> Claim | None:
         """Wait for the reply. Raises: RedisError, once."""
         with self.lock:
-            return self.take()
+            if not self.found:
+                self.found.append(None)
+                self.found[0] = self.read()
+            return self.found[0]
 
     def known(self) -> Claim | None:
         """The claim if its reply has come; for another thread. Raises: RedisError."""
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            return self.take() if self.found or self.is_there() else None
+            return self() if self.found or self.is_there() else None
         finally:
             self.lock.release()
-
-    def take(self) -> Claim | None:
-        if not self.found:
-            self.found.append(None)
-            self.found[0] = self.read()
-        return self.found[0]
 
 
 class Outlet:

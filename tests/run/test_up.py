@@ -274,7 +274,7 @@ VICTIMS = {
 }
 
 
-@pytest.mark.contract
+@pytest.mark.nightly
 def test_a_killed_program_is_restarted_alone_and_no_body_is_lost_or_stored_twice(tmp: Path) -> None:
     """bin/sluice drill kills each of them ten times, and reports how long each outage lasts."""
     with installation(tmp) as up, Poster(up) as poster:

@@ -25,15 +25,16 @@ Identity = tuple["tuple[int, int] | None", ...]  # device and inode of the datab
 
 
 def identity(path: str) -> Identity:
-    return tuple(map(inode_of, (path, f"{path}-wal")))
-
-
-def inode_of(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
+    """Of the file and of its log: device and inode, or None if there is none."""
+    found: list[tuple[int, int] | None] = []
+    for each in path, f"{path}-wal":
+        try:
+            status = os.stat(each)
+        except FileNotFoundError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return tuple(found)
 
 
 def require_file(path: str) -> None:

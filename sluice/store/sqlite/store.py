@@ -28,7 +28,6 @@ from sluice.store.sqlite.file import (
     cut_log,
     empty_log,
     identity,
-    inode_of,
     require_file,
     start_log,
 )
@@ -103,7 +102,7 @@ class Sqlite(Store[apsw.Connection]):
             self.checked.clear()
             flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
-                if self.file and inode_of(self.path) != self.file[0]:
+                if self.file and identity(self.path)[0] != self.file[0]:
                     raise self.replaced()
                 folder = os.path.dirname(os.path.abspath(self.path))
                 if self.used:

@@ -171,6 +171,7 @@ def test_a_worker_that_is_frozen_or_killed_doubles_nothing(tmp: Path, url: str) 
     assert ledger(tmp, url)["missing"] == 0
 
 
+@pytest.mark.nightly
 def test_the_streams_are_known_while_the_redis_of_the_figures_is_down(tmp: Path, url: str) -> None:
     with gateway(tmp, env={"INGEST_SPOOL": url}) as gate:
         accepted(gate.socket, VOTE % b"a")
@@ -453,6 +454,7 @@ def altered(url: str, **config: str) -> None:
         done.result()
 
 
+@pytest.mark.nightly
 def test_partitions_are_raised_while_bodies_come_and_none_is_refused(tmp: Path, url: str) -> None:
     figures = str(tmp / "run/views.sock")
     with harness.views_redis(tmp):

@@ -26,7 +26,7 @@ from sluice.contrib.views.rows.source import (
     RowSource,
     raw_json,
 )
-from sluice.store.sqlite.file import inode_of, require_file
+from sluice.store.sqlite.file import identity, require_file
 from sluice.store.tables import PLAIN
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
@@ -77,7 +77,7 @@ class SqliteRows(RowSource):
             if self.db is None:
                 require_file(self.path)
                 self.version = self.schema = -1
-                self.file = inode_of(self.path)
+                self.file = identity(self.path)[0]
                 self.db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)  # a WAL needs its shared memory
                 self.db.set_busy_timeout(5000)
                 self.db.execute("PRAGMA query_only=1")
@@ -96,7 +96,7 @@ class SqliteRows(RowSource):
     def leave(self) -> None:
         """Close the connection if the file has been replaced: it would read the old one for ever."""
         with contextlib.suppress(OSError):
-            if self.db is not None and inode_of(self.path) not in (self.file, None):
+            if self.db is not None and identity(self.path)[0] not in (self.file, None):
                 self.close()
 
     @override
