@@ -317,7 +317,7 @@ MOMENTS = {
     "when they are there, before anybody is told": "die_after(sends, send)",
     "when they are published": "die_after(kind, 'publish')",
     "when the note of the claim before is deleted": "store.persist(*store_contract.votes('before', first=100)); "
-    "die_after(outbox, 'forget')",
+    "die_after(outbox, 'forget_notes')",
 }
 
 

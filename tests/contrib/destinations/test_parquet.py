@@ -336,7 +336,7 @@ MOMENTS = {
     "when the transaction has committed": "parquet.Parquet.publish = die",
     "when it is published": "die_after(parquet.Parquet, 'publish')",
     "when the note of the one before is deleted": "store.persist(*store_contract.votes('before', first=100)); "
-    "die_after(outbox, 'forget')",
+    "die_after(outbox, 'forget_notes')",
 }
 
 
