@@ -69,6 +69,10 @@ class Unavailable(Exception):
     what = "the database"
 
 
+class NotMade(Unavailable):
+    """There is no database yet: the first worker makes it."""
+
+
 class Full(Unavailable):
     """A transaction needs more of the disk than it may have."""
 

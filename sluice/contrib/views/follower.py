@@ -46,7 +46,7 @@ from sluice.contrib.views.link import Command, Place
 from sluice.contrib.views.render import Renderer
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.contrib.views.rows.source import Diverged
-from sluice.store.types import Unavailable
+from sluice.store.types import NotMade, Unavailable
 from sluice.streams.registry import Stream
 
 log = logging.getLogger("sluice.follower")
@@ -57,6 +57,7 @@ REST_FACTOR, REST_SECONDS = 2.0, 0.25  # times the wait, at most so long
 CHUNK_ROWS = 20_000  # after which the position is stored
 WINDOW_CALLS = 64  # of scripts, sent before their replies are read
 SCAN_KEYS = 500  # of one step of the search for keys that no view needs
+FIRST_SECONDS = 10.0  # in which the first worker has made the database
 BACKOFF_SECONDS = (0.1, 2.0)  # between two tries while Redis or the database is away: the first, and the longest
 RETRY_SECONDS = (10.0, 600.0)  # before a view that did not fit into memory is built again: the first, and the longest
 # of maxmemory: a build ends above the first, so that the views in service can grow; it starts below the second
@@ -113,7 +114,7 @@ class Follower:
         self.reason: str | None = None
 
     def run(self) -> None:
-        backoff = BACKOFF_SECONDS[0]
+        backoff, began = BACKOFF_SECONDS[0], time.monotonic()
         token = lambda: None if self.stopping else self.token  # noqa: E731
         threading.Thread(target=lease.keep_lease, args=(self.socket, token), name="lease", daemon=True).start()
         self.source.prepare({view.stream for view in self.views.values()})
@@ -136,7 +137,8 @@ class Follower:
                 self.token = ""
                 self.say(f"the views' Redis is unavailable: {error}")
             except Unavailable as error:
-                self.say(f"the database is unavailable: {error}")
+                if not isinstance(error, NotMade) or time.monotonic() >= began + FIRST_SECONDS:
+                    self.say(f"the database is unavailable: {error}")
             except Exception as error:  # a defect of what was read, or of this program, must not end all views
                 self.say(f"an error, tried again: {type(error).__name__}: {error}", error)
             self.wake.acquire(timeout=backoff)

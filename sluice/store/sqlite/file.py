@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 
-from sluice.store.types import Unavailable
+from sluice.store.types import NotMade, Unavailable
 
 MOUNTS = Path("/proc/self/mountinfo")
 ESCAPED = re.compile(rb"\\([0-7]{3})")  # a space in a path there, a tab, a newline or a backslash
@@ -42,7 +42,7 @@ def require_file(path: str) -> None:
     try:
         os.stat(path)
     except FileNotFoundError:
-        raise Unavailable(f"{path}: there is no database yet") from None
+        raise NotMade(f"{path}: there is no database yet") from None
     except OSError as error:
         raise Unavailable(f"{path}: {error.strerror}") from None
 
