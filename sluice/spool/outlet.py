@@ -37,7 +37,7 @@ class Request:
 
     def __init__(self, read: Callable[[], Claim | None], is_there: Callable[[], bool] = lambda: False) -> None:
         self.read, self.is_there = read, is_there
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
         self.found: list[Claim | None] = []
 
     def __call__(self) -> Claim | None:
@@ -53,7 +53,10 @@ class Request:
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            return self() if self.found or self.is_there() else None
+            if not self.found and self.is_there():
+                self.found.append(None)  # also if it raises: a reply is read once
+                self.found[0] = self.read()
+            return self.found[0] if self.found else None
         finally:
             self.lock.release()
 
