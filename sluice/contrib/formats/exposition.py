@@ -82,8 +82,8 @@ def sample(line: str, shared: dict[str, str], unit: int) -> Metric:
 
 def pairs(text: str) -> dict[str, str]:
     """Labels. Raises: Invalid."""
-    found, at = {}, 0
-    while at < len(text.rstrip(" \t")):
+    found, at, end = {}, 0, len(text.rstrip(" \t"))
+    while at < end:
         match = LABEL.match(text, at)
         if match is None:
             raise Invalid("invalid labels")
