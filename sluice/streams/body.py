@@ -26,6 +26,7 @@ ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part m
 EMPTY_COST = 1  # records that a part without one costs
 BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
 FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
+NESTED = 8  # objects and arrays that cost one record, in a body of many: an empty one takes 64 bytes of memory and more
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -70,10 +71,11 @@ class Budget:
     up, `left` is not positive: the rest of the body is one reject, a Remainder. `inflate` is the only way to what is
     compressed inside of a body.
 
-    size: bytes of the body, inflated. packed: bytes that may be inflated inside of it.
+    size: bytes of the body, inflated. packed: bytes that may be inflated inside of it. nested: objects and arrays that
+    are not counted; unread: bytes that are too few to have more.
     """
 
-    __slots__ = ("left", "limits", "packed", "room", "size")
+    __slots__ = ("left", "limits", "nested", "packed", "room", "size", "unread")
 
     def __init__(self, limits: Limits, size: int = 0) -> None:
         self.limits = limits
@@ -81,6 +83,8 @@ class Budget:
         self.left = limits.records
         self.room = limits.room + GROWTH * size
         self.packed = limits.inflated
+        self.nested = NESTED * limits.records
+        self.unread = 2 * self.nested
 
     def work(self, units: int) -> None:
         """Pay for work before it is done. Raises: Exhausted if there is not as much left; then nothing is."""
@@ -106,7 +110,18 @@ class Budget:
         self.packed -= len(content)
         if grows:
             self.room += GROWTH * len(content)
+        self.look(content)
         return content
+
+    def look(self, text: bytes) -> None:
+        """Find out, before a text is split, whether the objects and arrays of its parts have to be paid for."""
+        self.unread -= len(text)
+        if self.unread < 0 <= self.nested:
+            self.nested -= text.count(b"{") + text.count(b"[")
+
+    def hold(self, part: bytes) -> None:
+        """Pay for the objects and arrays of a part that is decoded."""
+        self.left -= (part.count(b"{") + part.count(b"[")) // NESTED
 
     def charge(self, size: int) -> None:
         """Pay for bytes of the body that are written once more."""

@@ -36,6 +36,10 @@ def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budge
         data = read_record(element).data
         if data.startswith(compressed_beginnings()):  # as CloudWatch's
             data = budget.inflate(data)
+        else:
+            budget.look(data)
+        if budget.nested < 0:
+            budget.hold(data)
         return decoder.contents(data, message, budget)
 
     return decode_parts(bodies.split_elements(records, budget), one, budget, b'{"records":[', b"]}")
