@@ -18,6 +18,7 @@ from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, Cell, cell_s
 from sluice.base import terminal
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare_bytes
+from sluice.base.times import format_age
 from sluice.routes import load_routes
 from sluice.settings import Settings
 from sluice.spool import open_inspector
@@ -223,9 +224,7 @@ class Observer:
             row["unpublished_seconds"] = row["unpublished_reason"] = row["error"] = None
         for one in found or ():
             where = f"{one.address}: {one.reason or 'no worker has sent them'}"
-            trouble.append(
-                f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {terminal.format_age(one.seconds)})"
-            )
+            trouble.append(f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {format_age(one.seconds)})")
             if one.stream in rows:
                 row = rows[one.stream]
                 row["unpublished"] = (row["unpublished"] or 0) + one.bodies
@@ -426,7 +425,7 @@ def discrepancies(rows: Mapping[str, Balance]) -> list[str]:
 def cell_complaints(cell: Cell) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        seen, bodies = terminal.format_age(cell["seconds"]), shown_bodies(waiting_bodies(cell))
+        seen, bodies = format_age(cell["seconds"]), shown_bodies(waiting_bodies(cell))
         return [f"{cell['cell']}: last seen {seen} ago, {bodies} bodies waiting there."]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 

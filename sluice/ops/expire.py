@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 from sluice.base import terminal
-from sluice.base.times import uptime_seconds
+from sluice.base.times import format_age, uptime_seconds
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest_kept
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             old -= store.overdue(table, before)
             store.set_horizons({name: before})
         if before < until:
-            ahead = terminal.format_age((until - before) / 1e6)
+            ahead = format_age((until - before) / 1e6)
             terminal.complain(f"{name}: the clock is {ahead} ahead of the last deletion; if it is right: --catch-up")
         print(f"{terminal.printable(name)}: {old} {'are too old' if arguments.dry_run else 'deleted'}")
     return 0

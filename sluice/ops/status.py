@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from sluice.account import STATES, Cell, Sums, cell_sums
 from sluice.base import terminal
+from sluice.base.times import format_age
 from sluice.ledger import Observer, StreamRow, cell_complaints, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import transaction_limits
@@ -70,7 +71,7 @@ def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], as_json: 
         if row["purged"]:
             print(f"{name}: {row['purged']} accepted bodies were discarded by `{terminal.PROGRAM} purge`.")
         if lasts := row.get("keys_seconds"):
-            kept = f"{terminal.format_age(lasts)}, less than INGEST_UNIQUE"
+            kept = f"{format_age(lasts)}, less than INGEST_UNIQUE"
             most = f"at most {transaction_limits.MAX_KEYS:,} of a stream are"
             print(f"{name}: at this rate keys are kept for {kept}: {most}.")
         if row["deleted"] or row["expired"]:
@@ -83,8 +84,7 @@ def show_cells(cells: list[Cell] | None, trouble: list[str], as_json: bool) -> N
         print(json.dumps({"cells": cells, "trouble": trouble}, indent=2))
         return
     lines = [
-        [cell["cell"], f"{terminal.format_age(cell['seconds'])} ago", *row_columns(cell_sums([cell]))]
-        for cell in cells or ()
+        [cell["cell"], f"{format_age(cell['seconds'])} ago", *row_columns(cell_sums([cell]))] for cell in cells or ()
     ]
     print(
         terminal.format_table(
@@ -97,7 +97,7 @@ def oldest_age(row: Sums) -> str:
     """The age of the oldest body; "" if there is none."""
     if row["ready"] is None:
         return "?"
-    return "" if row["oldest_seconds"] is None else terminal.format_age(row["oldest_seconds"])
+    return "" if row["oldest_seconds"] is None else format_age(row["oldest_seconds"])
 
 
 def row_columns(row: Sums) -> list[str]:
