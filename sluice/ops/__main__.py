@@ -15,9 +15,11 @@ import signal
 import sys
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from sluice import __version__, places, registry, settings
-from sluice.base import daemon, terminal
+from sluice.base import terminal
+from sluice.base.daemon import Interrupted
 
 CORE = {
     verb: f"sluice.ops.{verb}"
@@ -93,7 +95,7 @@ def main(words: list[str]) -> int:
 
 def run_command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
-    daemon.interrupt_on_signal()
+    interrupt_on_signal()
     os.umask(0o077)
     try:
         status = main(sys.argv[1:])
@@ -110,3 +112,12 @@ def run_command() -> None:
 
 if __name__ == "__main__":
     run_command()
+
+
+def interrupt_on_signal() -> None:
+    """At SIGINT raise Interrupted."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise Interrupted
+
+    signal.signal(signal.SIGINT, interrupt)

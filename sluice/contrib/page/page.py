@@ -16,14 +16,14 @@ from statistics import linear_regression, median
 from typing import Any, NoReturn
 
 from sluice import settings
-from sluice.account import STATES, cell_sums
-from sluice.base import daemon, terminal
+from sluice.account import STATES
+from sluice.base import background, terminal
 from sluice.base.counters import read_rates
 from sluice.base.files import replace_file
 from sluice.base.times import iso_instant
 from sluice.contrib.page.rejections import Rejections
 from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
-from sluice.ledger import COUNTING_SHARE, Observer, Reason
+from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
 from sluice.store.store import Store
@@ -55,8 +55,8 @@ Row = list[Any]
 
 def main() -> NoReturn:
     """Take a reading each second and write it, until a signal ends the process."""
-    daemon.exit_on_signal()
-    daemon.give_way()  # to gateway and workers
+    background.exit_on_signal()
+    background.give_way()  # to gateway and workers
     with settings.exit_if_invalid():
         s = settings.load_settings()
         page = Page(s)

@@ -24,7 +24,7 @@ from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
-from sluice.base import daemon
+from sluice.base.background import SCHEDSTAT, waited_seconds
 from sluice.contrib.views import contract, feed, follower, lease
 from sluice.contrib.views.client import LeaseLost, ViewsClient
 from sluice.contrib.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTES, each_json
@@ -668,7 +668,7 @@ def test_the_follower_rests_after_a_turn_that_waited_for_a_processor() -> None:
 
 
 def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
-    if not daemon.SCHEDSTAT.exists():
+    if not SCHEDSTAT.exists():
         pytest.skip("this kernel does not count it")
     found: list[float] = []
 
@@ -676,8 +676,8 @@ def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on the same processor
             try:
-                harness.poll(lambda: sum(range(1000)) and daemon.waited_seconds() > 0.01)
-                found.append(daemon.waited_seconds())
+                harness.poll(lambda: sum(range(1000)) and waited_seconds() > 0.01)
+                found.append(waited_seconds())
             finally:
                 other.kill()
 
