@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.parts import Refused
 from sluice.contrib.formats.protobuf import Field, load_messages, parse_message, split_fields, uncompress
 from sluice.streams import body as bodies
-from sluice.streams.body import BRACKETS, Budget, Exhausted, Refused
+from sluice.streams.body import BRACKETS, Budget, Exhausted
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed_value
 from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite_or_text

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sluice.contrib.formats.parts import array_reader
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
@@ -33,7 +34,7 @@ class LoosePoint(Point):
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
-read_points = bodies.array_reader("metrics")
+read_points = array_reader("metrics")
 read_strict = msgspec.json.Decoder(Point).decode
 read_loose = struct_reader(LoosePoint)
 read_value = msgspec.json.Decoder(Value | None).decode
