@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.inspector import Inspector, Snapshot
@@ -64,18 +64,6 @@ class Balance(Sums):
 
 class StreamBalance(Balance):
     stream: str
-
-
-class Cell(TypedDict):
-    """A cell that stores in this database. seconds: the age of its figures. late: it should have published others
-    since. shared: another installation publishes under its name.
-    """
-
-    cell: str
-    seconds: float
-    late: bool
-    shared: bool
-    streams: list[StreamBalance]
 
 
 class Shared(TypedDict):
@@ -147,21 +135,6 @@ def shared_settings(streams: Mapping[str, Stream], keep: Keep, row_destinations:
         "unique": {name: stream.rule.seconds for name, stream in streams.items() if stream.rule},
         "rows": dict(row_destinations.addresses()),
     }
-
-
-def cell_sums(cells: Iterable[Cell]) -> Sums:
-    """The sums over the streams of some cells; their oldest body."""
-    rows = [row for cell in cells for row in cell["streams"]]
-    figures: list[Mapping[str, Any]] = [*rows]
-    total: dict[str, Any] = {state: sum_known(row.get(state, 0) for row in figures) for state in STATES}
-    total["oldest_seconds"] = max((row["oldest_seconds"] or 0 for row in rows), default=0) or None
-    return cast("Sums", total)
-
-
-def sum_known(figures: Iterable[int | None]) -> int | None:
-    """A sum; None if a figure is unknown."""
-    known = list(figures)
-    return None if None in known else sum(filter(None, known))
 
 
 class Publisher:

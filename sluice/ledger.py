@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
 
 from sluice import registry, settings
-from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, Cell, cell_sums, stream_balance, stream_ledger
+from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, StreamBalance, Sums, stream_balance, stream_ledger
 from sluice.base import terminal
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare_bytes
@@ -26,7 +26,8 @@ from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, Snapshot
 from sluice.store.expiry import kept_seconds
-from sluice.store.registry import check_store, open_own
+from sluice.store.own import open_own
+from sluice.store.registry import check_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
 from sluice.streams.built_in import load_streams
@@ -449,3 +450,30 @@ def stream_inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
             f"there is no stream {stream!r}; there are {', '.join(map(terminal.printable, sorted(names)))}."
         )
     return opened
+
+
+class Cell(TypedDict):
+    """A cell that stores in this database. seconds: the age of its figures. late: it should have published others
+    since. shared: another installation publishes under its name.
+    """
+
+    cell: str
+    seconds: float
+    late: bool
+    shared: bool
+    streams: list[StreamBalance]
+
+
+def cell_sums(cells: Iterable[Cell]) -> Sums:
+    """The sums over the streams of some cells; their oldest body."""
+    rows = [row for cell in cells for row in cell["streams"]]
+    figures: list[Mapping[str, Any]] = [*rows]
+    total: dict[str, Any] = {state: sum_known(row.get(state, 0) for row in figures) for state in STATES}
+    total["oldest_seconds"] = max((row["oldest_seconds"] or 0 for row in rows), default=0) or None
+    return cast("Sums", total)
+
+
+def sum_known(figures: Iterable[int | None]) -> int | None:
+    """A sum; None if a figure is unknown."""
+    known = list(figures)
+    return None if None in known else sum(filter(None, known))

@@ -17,7 +17,8 @@ from sluice.base.times import format_age, uptime_seconds
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest_kept
-from sluice.store.registry import open_destinations, open_own
+from sluice.store.own import open_own
+from sluice.store.registry import open_destinations
 from sluice.store.store import retry_conflicts
 from sluice.streams.built_in import load_streams
 

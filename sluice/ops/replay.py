@@ -29,7 +29,8 @@ from sluice.base.terminal import printable
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
 from sluice.store.decoding import failed_decoding
-from sluice.store.registry import open_destinations, open_own
+from sluice.store.own import open_own
+from sluice.store.registry import open_destinations
 from sluice.store.types import DeadLetter, Replayed
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams

@@ -13,7 +13,7 @@ from sluice.base.terminal import cut_text, printable
 from sluice.base.times import iso_instant
 from sluice.dead_letters import HEAD_BYTES, body_excerpt, require_stream
 from sluice.settings import Settings
-from sluice.store.registry import open_own
+from sluice.store.own import open_own
 from sluice.streams.built_in import load_streams
 
 MOST_ROWS = 1000

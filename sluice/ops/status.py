@@ -12,13 +12,13 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from sluice.account import STATES, Cell, Sums, cell_sums
+from sluice.account import STATES, Sums
 from sluice.base import terminal
 from sluice.base.times import format_age
-from sluice.ledger import Observer, StreamRow, cell_complaints, discrepancies
+from sluice.ledger import Cell, Observer, StreamRow, cell_complaints, cell_sums, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import transaction_limits
-from sluice.store.registry import open_own
+from sluice.store.own import open_own
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

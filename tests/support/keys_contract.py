@@ -28,7 +28,7 @@ from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
 from sluice.store import expiry, transaction_limits
 from sluice.store.decoding import decode_claim
-from sluice.store.expiry import KeyExpiry
+from sluice.store.expiry import KeyExpiry, kept_seconds
 from sluice.store.registry import open_store
 from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Unavailable
@@ -612,4 +612,4 @@ def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_numbe
         left = [row for (row,) in here.store.run(db, "SELECT at FROM batches_keys ORDER BY at")]
     assert 10 <= len(left) <= 20
     assert min(left) >= now - 45
-    assert expiry.kept_seconds(here.store, "votes", 400) < 100
+    assert kept_seconds(here.store, "votes", 400) < 100
