@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
 
-from sluice.spool.errors import NewerLayout
+from sluice.spool.errors import EARLIER, NewerLayout
 
 TIMEOUT_SECONDS = 3.0  # to wait for one reply: longer than a slow fsync, shorter than a client waits
 UNHURRIED_SECONDS = 30.0  # to wait for one reply where no client waits
@@ -49,7 +49,7 @@ class Keys(NamedTuple):
 
 COUNTS = "ingest:counts"  # of the whole installation
 ERRORS = "ingest:errors:"  # a prefix: the process id of a worker follows; why it cannot store streams, as JSON
-LAYOUT = 3  # of the keys; 2: `taken` was `claimed`, and `epochs` was `spools`. A change of their meaning raises it
+LAYOUT = 3  # of the keys. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is
 STORE = "ingest:store"  # the identity of the database that has what was stored of this list
@@ -273,60 +273,41 @@ PROBE = """#!lua flags=allow-oom
 return redis.call('SET', KEYS[1], '1', 'EX', 60)
 """
 
-# From layout 2. A process of that version that still runs finds a list in the place of the counter `claimed`: it can
-# store nothing under numbers that others have. A day later, nothing is left of the list.
-UPDATE = """#!lua flags=allow-oom,allow-cross-slot-keys
-local layout = redis.call('GET', KEYS[1])
-if layout and tonumber(layout) >= tonumber(ARGV[1]) then return layout end
-for name, new in pairs({claimed = 'taken', spools = 'epochs'}) do
-  for _, old in ipairs(redis.call('KEYS', 'ingest:{*}:' .. name)) do
-    local stream = string.sub(old, 1, -#name - 1)
-    redis.call('RENAME', old, stream .. new)
-    if redis.call('EXISTS', stream .. 'claimed') == 0 then redis.call('RPUSH', stream .. 'claimed', 'see taken') end
-    redis.call('EXPIRE', stream .. 'claimed', 86400)
-  end
-end
-for _, field in ipairs(redis.call('HKEYS', ARGV[2])) do
-  if string.find(field, '^batch_bodies ') then
-    redis.call('HSET', ARGV[2], 'commit' .. string.sub(field, 6), redis.call('HGET', ARGV[2], field))
-    redis.call('HDEL', ARGV[2], field)
-  end
-end
-redis.call('SET', KEYS[1], ARGV[1])
-return ARGV[1]
-"""
-
 
 def open_layout(link: Any) -> None:
-    """redis-py calls this for a new connection of a gateway or a worker: bring the keys up to date, once.
+    """redis-py calls this for a new connection of a gateway or a worker: note the layout of the keys, once.
 
-    Raises: NewerLayout; RedisError.
+    Raises: NewerLayout; RedisError, for keys of an earlier layout, too.
     """
     link.on_connect()
     link.send_command("GET", LAYOUT_KEY)
-    layout = int(link.read_response() or 0)
-    if layout < LAYOUT:
+    found = link.read_response()
+    if not found:
+        link.send_command("SET", LAYOUT_KEY, LAYOUT, "NX", "GET")
         try:
-            link.send_command("EVAL", UPDATE, 1, LAYOUT_KEY, LAYOUT, COUNTS)
-            layout = int(link.read_response())
-        except ResponseError as error:  # Redis refuses to write
-            if layout:
-                raise ConnectionError(f"its keys have layout {layout}: {error}") from error
-            layout = LAYOUT  # nothing is there, most probably; the commands that follow tell the client
+            found = link.read_response()
+        except ResponseError:  # Redis refuses to write; the commands that follow tell the client
+            pass
+    layout = int(found or LAYOUT)
     if layout > LAYOUT:
         link.disconnect()
         raise NewerLayout("Redis", layout, LAYOUT)
+    refuse_other(link, layout)
 
 
 def read_layout(link: Any) -> None:
-    """The same for an operator: nothing changes, as processes of the earlier version may still run."""
+    """The same for an operator, who notes nothing. Raises: RedisError."""
     link.on_connect()
     link.send_command("GET", LAYOUT_KEY)
-    layout = int(link.read_response() or LAYOUT)
+    refuse_other(link, int(link.read_response() or LAYOUT))
+
+
+def refuse_other(link: Any, layout: int) -> None:
+    """Close the connection to keys of another layout. Raises: ConnectionError."""
     if layout != LAYOUT:
         link.disconnect()
-        other = "a gateway or worker of this version brings it up to date" if layout < LAYOUT else "update Sluice"
-        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {other}")
+        remedy = EARLIER if layout < LAYOUT else "update Sluice"
+        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {remedy}")
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:

@@ -22,6 +22,10 @@ class Refusal(NamedTuple):
     retry_after: int
 
 
+# What to do about a layout from before the first release
+EARLIER = "start commit fe6a1b22 with it once, which brings it up to date"
+
+
 class NewerLayout(Exception):
     """Redis or the database has a layout that only a later version of this program knows."""
 

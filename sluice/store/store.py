@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
+from sluice.spool.errors import EARLIER
 from sluice.store import transaction_limits
 from sluice.store.bisection import Bisection
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
@@ -499,14 +500,9 @@ def key_names(bodies: Sequence[Body]) -> Mapping[int, str]:
     return {body.seq: name for body in kept if (name := sender_of(body.item))} if kept else NOBODY
 
 
-def check_layout(where: str, layout: int, make: bool) -> None:
-    """Check the layout that a database has. make: the caller brings an earlier one up to date.
-
-    Raises: Unavailable, NewerTables.
-    """
+def check_layout(where: str, layout: int) -> None:
+    """Check the layout that a database has. Raises: Unavailable, NewerTables."""
     if layout > LAYOUT:
         raise NewerTables(where, layout, LAYOUT)
-    if layout < LAYOUT - 1:
-        raise Unavailable(f"{where} has layout {layout}, of a time before the first release: start with a new database")
-    if layout < LAYOUT and not make:
-        raise Unavailable(f"{where} has layout {layout}; a worker of this version brings it up to date")
+    if layout < LAYOUT:
+        raise Unavailable(f"{where} has layout {layout}, and this version of Sluice knows only {LAYOUT}: {EARLIER}")

@@ -75,7 +75,7 @@ def check(file: Path) -> None:
         raise CannotCopy(f"{file} is a copy of a whole database: restore it by pg_restore, into an empty one")
     text = run("", "pg_restore", "--data-only", "--table=batches_layout", "--file=-", str(file))
     versions = re.findall(r"^(\d+)$", text, re.M)
-    check_layout(str(file), max(map(int, versions), default=0), make=False)
+    check_layout(str(file), max(map(int, versions), default=0))
 
 
 @retry_conflicts

@@ -175,13 +175,3 @@ class OutboxTests:
             store.run(db, "UPDATE batches_objects SET since = ? WHERE name = '2'", (store.time(NOON),))
         (one,) = store.unpublished()
         assert one.bodies == 7 and one.seconds > 3600
-
-    def test_rows_that_wait_since_layout_2_get_the_address_of_their_destination(self, backend: Backend) -> None:
-        """tests/store/before_store.* have rows of gps that wait for it."""
-        backend.load("before_store")
-        rows = parse_rows("gps=clickhouse://u:secret@h:8123/d")
-        for _ in range(2):
-            store = open_store(backend.url, STREAMS, row_destinations=open_destinations(rows, STREAMS))
-            with store.transaction() as db:
-                assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d", "")]
-            store.close()

@@ -102,9 +102,6 @@ class PostgresStore:
     def ask(self, sql: str) -> list[tuple]:
         return [tuple(map(simple, row)) for row in self.pg.ask(sql)]
 
-    def load(self, name: str) -> None:
-        self.pg.ask((harness.ROOT / f"tests/store/{name}.postgres.sql").read_text())
-
     def set_layout(self, version: int) -> None:
         self.pg.ask(f"UPDATE batches_layout SET version = {version}")
 
