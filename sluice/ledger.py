@@ -21,10 +21,10 @@ from sluice.base.disk import spare_bytes
 from sluice.base.times import format_age
 from sluice.routes import load_routes
 from sluice.settings import Settings
-from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
-from sluice.spool.inspector import Inspector, Process, Snapshot
+from sluice.spool.inspector import Inspector, Process, open_inspector
+from sluice.spool.snapshot import Snapshot
 from sluice.store.expiry import kept_seconds
 from sluice.store.own import open_own
 from sluice.store.registry import check_store

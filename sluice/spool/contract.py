@@ -5,7 +5,8 @@
     commit              └──┘ claimed again when the lease ends
 
 READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the store. Bodies are opaque bytes here. A number names a
-body only together with its epoch. The gateway's side is `inlet`, the worker's `outlet`, the operator's `inspector`.
+body only together with its epoch. The gateway's side is `inlet`, the worker's `outlet`, the operator's `inspector`;
+what the last two know of the lists is a `snapshot`.
 """
 
 from __future__ import annotations
@@ -196,51 +197,6 @@ end
 local keep = redis.call('ZREVRANGEBYSCORE', KEYS[3], string.format('%.0f', oldest), '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
 if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) end
 return settled
-"""
-
-# The bodies from a sequence number on, in order, claims first, up to a number of bodies and bytes.
-PEEK = """
-local from, max_bodies, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
-local lists = {{taken + 1, KEYS[1], 'ready'}}
-for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  lists[#lists + 1] = {tonumber(string.match(id, ':(%d+):')), ARGV[1] .. id, 'claimed'}
-end
-table.sort(lists, function(a, b) return a[1] < b[1] end)
-local seen, size = {}, 0
-for _, list in ipairs(lists) do
-  local at = math.max(0, from - list[1])
-  local length = redis.call('LLEN', list[2])
-  while at < length and #seen < max_bodies and size < max_bytes do
-    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + max_bodies - #seen - 1))) do
-      seen[#seen + 1] = {list[1] + at, list[3], body}
-      size, at = size + #body, at + 1
-    end
-  end
-end
-return {taken + redis.call('LLEN', KEYS[1]), seen}
-"""
-
-# Purged bodies count as taken, so that their sequence numbers are not used again, and as purged, for the ledger.
-# A number says nothing without its epoch: the operator has seen the last epoch of a list, and bodies of a later one,
-# or of another list, stay.
-PURGE = """#!lua flags=allow-oom
-local last, seen = tonumber(ARGV[1]), false
-for _, epoch in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do
-  if epoch == ARGV[2] then seen = true
-  elseif seen then
-    last = math.min(last, tonumber(redis.call('ZSCORE', KEYS[6], epoch)) - 1)
-    break
-  end
-end
-if not seen and (ARGV[2] ~= '' or redis.call('EXISTS', KEYS[6]) == 1) then return 0 end
-local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
-local n = math.min(last - taken, redis.call('LLEN', KEYS[1]))
-if n <= 0 then return 0 end
-redis.call('LTRIM', KEYS[1], n, -1)
-redis.call('SET', KEYS[2], string.format('%.0f', taken + n))
-redis.call('INCRBY', KEYS[5], n)
-return n
 """
 
 # allow-oom: the hash has a few dozen fields.

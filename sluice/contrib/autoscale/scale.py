@@ -20,9 +20,9 @@ from sluice.base import terminal
 from sluice.base.background import exit_on_signal
 from sluice.parsers import Range
 from sluice.places import ROOT
-from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS
+from sluice.spool.inspector import open_inspector
 from sluice.streams.built_in import load_streams
 
 READING_SECONDS = 2.0  # between two readings
