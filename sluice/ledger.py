@@ -27,6 +27,7 @@ from sluice.spool.inspector import Inspector, Process, open_inspector
 from sluice.spool.snapshot import Snapshot
 from sluice.store.expiry import kept_seconds
 from sluice.store.own import open_own
+from sluice.store.questions import count_reasons, find_unpublished
 from sluice.store.registry import check_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
@@ -219,7 +220,7 @@ class Observer:
         """Add to the rows of streams what keeps their bodies from where they should be."""
         if any(spare_bytes(place) < 0 for place in self.places):
             trouble.append("the disk is almost full: posts get 503, and little is stored, until there is room")
-        found = self.ask_store(lambda store: store.unpublished(), trouble) if self.store else None
+        found = self.ask_store(lambda store: find_unpublished(store), trouble) if self.store else None
         for row in rows.values():
             row["unpublished"] = None if found is None else 0
             row["unpublished_seconds"] = row["unpublished_reason"] = row["error"] = None
@@ -327,7 +328,7 @@ class Observer:
         began = time.monotonic()
         if began < self.due:
             return {}
-        answer = self.ask_store(lambda store: (self.ledgers(store, names, snapshots), store.reasons()), trouble)
+        answer = self.ask_store(lambda store: (self.ledgers(store, names, snapshots), count_reasons(store)), trouble)
         self.counted = {}
         if answer is None:
             return {}

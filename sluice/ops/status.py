@@ -19,6 +19,7 @@ from sluice.ledger import Cell, Observer, StreamRow, cell_complaints, cell_sums,
 from sluice.settings import SettingError, Settings
 from sluice.store import transaction_limits
 from sluice.store.own import open_own
+from sluice.store.questions import forget_cell
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
     if arguments.forget is not None:
-        if not open_own(s, observer.streams).forget(arguments.forget):
+        if not forget_cell(open_own(s, observer.streams), arguments.forget):
             raise SettingError(f"there is no cell {arguments.forget!r} in this database.")
         return 0
     trouble: list[str] = []

@@ -30,6 +30,7 @@ from sluice.store import expiry, transaction_limits
 from sluice.store.decoding import decode_claim
 from sluice.store.expiry import KeyExpiry, kept_seconds
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Unavailable
 from sluice.streams import registry
@@ -100,7 +101,9 @@ class Here:
         letters = [letter for some in DeadLetters(self.store).oldest_first([*self.streams], 100) for letter in some]
         stored, dead, reasons = 0, 0, list[str]()
         while letters:
-            done = self.store.replay(letters, lambda letter: decode_letter(self.streams, limits, letter), limits=limits)
+            done = replay_letters(
+                self.store, letters, lambda letter: decode_letter(self.streams, limits, letter), limits=limits
+            )
             letters = letters[done.seen :]  # a transaction takes about a second
             stored, dead, reasons = stored + done.stored, dead + done.dead, [*reasons, *done.reasons]
         return stored, dead, reasons

@@ -26,6 +26,7 @@ from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
 from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
+from sluice.store.questions import find_last_letters
 from sluice.store.store import Store
 from sluice.store.types import DeadLetter, Unavailable
 
@@ -178,7 +179,7 @@ class Page:
 def last(store: Store[Any], stream: str, dead: int) -> dict[str, Any]:
     """The last rows of a stream and its last dead letters, newest first."""
     columns, rows = store.last_rows(stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
-    letters = store.last_letters(stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
+    letters = find_last_letters(store, stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
     return {
         "columns": columns,
         "rows": [[value and cell_text(value) for value in row] for row in rows],

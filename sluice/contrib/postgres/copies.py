@@ -25,7 +25,8 @@ from psycopg.conninfo import make_conninfo
 from sluice.contrib.postgres.session import CONFLICTS, Session, primary_message, url_parameters
 from sluice.contrib.postgres.tables import only_row, run_sql
 from sluice.store.copies import CannotCopy, Progress
-from sluice.store.store import check_layout, retry_conflicts
+from sluice.store.retries import retry_conflicts
+from sluice.store.store import check_layout
 from sluice.store.tables import TABLES
 
 BOOKS = ["batches_ranges", *(name for name in TABLES if name != "batches_ranges"), "view_changes", "batches_layout"]

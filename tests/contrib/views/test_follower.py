@@ -31,7 +31,9 @@ from sluice.contrib.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTE
 from sluice.contrib.views.link import Command
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.contrib.views.rows.source import PIECE_BYTES
+from sluice.store.questions import find_letters
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.types import DeadLetter, Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
@@ -253,9 +255,9 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
     here.put("gps", [], [b'{"device":"bike","lat":"bad","lon":1}', b'{"device":"car","lat":3,"lon":4}'])
     here.put("gps", [position("bike", 2)])
     here.caught_up()
-    letters = here.store.letters()
+    letters = find_letters(here.store)
     assert len(letters) == 1
-    replayed = here.store.replay(letters, lambda letter: Decoded([position("bike", 8, lat=8.0)]))
+    replayed = replay_letters(here.store, letters, lambda letter: Decoded([position("bike", 8, lat=8.0)]))
     assert replayed.stored == 1
     here.caught_up()
     assert '"lat":8.0' in here.actual("/gps/latest")["bike"]
@@ -578,7 +580,7 @@ class Chaos:
         def decode(letter: DeadLetter) -> Decoded:
             return Decoded(self.records("gps"))
 
-        self.here.store.replay(self.here.store.letters(limit=2), decode)
+        replay_letters(self.here.store, find_letters(self.here.store, limit=2), decode)
 
     def out_of_order(self) -> None:
         """Two transactions at once, where the database can; the one that began first commits last."""
