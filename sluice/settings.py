@@ -146,11 +146,6 @@ class Settings:
         return self.home / "run/draining"
 
     @property
-    def rejected(self) -> Path:
-        """The socket at which nginx and the gateway tell the program `page` what they reject."""
-        return self.home / "run/rejected.sock"
-
-    @property
     def closing(self) -> Path:
         """While this file exists, 2xx responses close their connections."""
         return self.home / "run/closing"
