@@ -156,8 +156,8 @@ class Contribution:
     places: "module:function" of the settings; (setting, file) for each file whose folder bin/up makes.
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
     chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
-    rejections: "module:class" of the settings, of a gateway: `tell(reply, path, environ)` for a request that it rejects,
-        `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
+    rejections: "module:class" of the settings. Its `tell(reply, path, environ)` is called for each request that a
+        gateway rejects, `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
     figures: what `Observer` reads besides: name -> "module:class" of the settings, with `read(counted, trouble)`.
     openers: header field -> "module:function" of a decoder and of what its `contents` gets, for bodies with that field.
