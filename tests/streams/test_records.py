@@ -500,6 +500,7 @@ def test_every_form_of_time_is_converted_to_nanoseconds(name, key, written, nano
     assert record.time == nanoseconds
 
 
+@needs("formats")
 @check_each_row(
     "written",
     [
@@ -1132,6 +1133,7 @@ MEMBERS = [f'"{name}":{value}' for name in ("time", "ts", "timestamp") for value
 ]  # fmt: skip
 
 
+@needs("formats")
 @check_each_row("name, known", [("gps", '"device":"a","lat":1,"lon":2'), ("votes", '"poll":"p","choice":"c"')])
 @check_each_row("members", [[], *([one] for one in MEMBERS), ['"time":null', '"ts":5'], ['"time":"x"', '"ts":5']])
 def test_an_object_alone_is_the_record_that_it_is_in_an_array(name: str, known: str, members: list[str]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import cramjam
 import msgspec
 
+from sluice.contrib.formats.lenient_json import text_or_json, text_values
 from sluice.contrib.formats.log_fields import stored_level, take_first
 from sluice.contrib.formats.parts import Refused, array_reader, json_array
 from sluice.contrib.formats.protobuf import encode_field, load_messages, parse_message, split_fields, uncompress
@@ -23,7 +24,6 @@ from sluice.contrib.formats.register import SNAPPY
 from sluice.http.routes import JSON, PROTOBUF
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.lenient_json import text_or_json, text_values
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
 from sluice.streams.times import SECOND, nanoseconds_of

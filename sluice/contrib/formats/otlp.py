@@ -34,12 +34,12 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sluice.contrib.formats import protobuf
+from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient_arguments, rename_fields
 from sluice.contrib.formats.parts import Refused
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
-from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record, finite_or_text
 

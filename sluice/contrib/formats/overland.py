@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.lenient_json import struct_reader
 from sluice.contrib.formats.parts import json_array
 from sluice.contrib.formats.position import Number, build_position, device_of, from_object
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time

@@ -120,8 +120,11 @@ CONTRIBUTION = Contribution(
     formats=FORMATS,
     streams={
         "spans": "sluice.contrib.formats.spans:SPANS",
-        "logs": "sluice.contrib.formats.log_fields:LOGS",  # in place of the core's
+        # in place of the core's
+        "logs": "sluice.contrib.formats.log_fields:LOGS",
         "gps": "sluice.contrib.formats.position:GPS",
+        "metrics": "sluice.contrib.formats.loose_metrics:METRICS",
+        "votes": "sluice.contrib.formats.loose_votes:VOTES",
     },
     openers={
         "X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:open_delivery",

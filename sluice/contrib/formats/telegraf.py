@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sluice.contrib.formats.lenient_json import struct_reader, text_or_json, text_values
 from sluice.contrib.formats.parts import array_reader
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
-from sluice.streams.lenient_json import struct_reader, text_or_json, text_values
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed_value
 from sluice.streams.record import Invalid, Metric
