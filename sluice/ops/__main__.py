@@ -110,10 +110,6 @@ def run_command() -> None:
     sys.exit(status)
 
 
-if __name__ == "__main__":
-    run_command()
-
-
 def interrupt_on_signal() -> None:
     """At SIGINT raise Interrupted."""
 
@@ -121,3 +117,7 @@ def interrupt_on_signal() -> None:
         raise Interrupted
 
     signal.signal(signal.SIGINT, interrupt)
+
+
+if __name__ == "__main__":
+    run_command()
