@@ -80,7 +80,8 @@ class Spool(Entry):
 
     In each is the class of that name.
     pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
-    follow: "module:function" of the address; it makes a `MasterWatch` (sluice/base/connect.py).
+    connect: "module:function" of a class of connections and of the address; the class of those to the Redis that the
+        address names.
     is_redis: whether processes report their counts there; if not, they report to the cell's second Redis.
     max_body: bytes that a body may have; 0: as memory allows.
     """
@@ -88,7 +89,7 @@ class Spool(Entry):
     pattern: str = ""
     form: str = ""
     lane: str = ""
-    follow: str = ""
+    connect: str = ""
     is_redis: bool = True
     max_body: int = 0
 
