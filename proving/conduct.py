@@ -34,7 +34,6 @@ from proving.report import KINDS, judged, markdown, without_service
 from proving.site import AGE, STREAM, Site, Trouble, private, running, wait
 from sluice.places import ROOT
 from sluice.settings import Settings
-from sluice.store.questions import find_unpublished
 
 PROCESSES = 2  # client processes that only post
 READERS = 16  # clients of the process that also reads
@@ -312,7 +311,7 @@ class Drill:
         """Wait until rows that go elsewhere are there. Raises: Trouble."""
         store = self.site.store
         if isinstance(store, Elsewhere):
-            wait(lambda: not find_unpublished(store), 120, "all rows are published")
+            wait(lambda: not store.unpublished(), 120, "all rows are published")
 
     def fresh(self) -> float:
         """Post a new event. Returns: the seconds until it is stored, and read from a view. Raises: Trouble."""

@@ -21,7 +21,8 @@ from sluice.contrib.formats.log_fields import stored_level, take_first
 from sluice.contrib.formats.parts import Refused, array_reader, json_array
 from sluice.contrib.formats.protobuf import encode_field, load_messages, parse_message, split_fields, uncompress
 from sluice.contrib.formats.register import SNAPPY
-from sluice.http.routes import JSON, PROTOBUF
+from sluice.contrib.formats.rpc_status import PROTOBUF
+from sluice.http.routes import JSON
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message

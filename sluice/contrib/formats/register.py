@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sluice.http.routes import JSON, NO_CONTENT, OK, PROTOBUF, reply
+from sluice.contrib.formats.rpc_status import PROTOBUF
+from sluice.http.routes import JSON, NO_CONTENT, OK, reply
 from sluice.registry import Coding, Contribution, Entry
 from sluice.streams.format import Format
 
