@@ -36,8 +36,9 @@ from sluice.store.registry import open_store
 from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Body, Unavailable
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Limits, Record, Reject
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 from sluice.streams.unique import Rule
 
 LIST, VIEWS_LIST = "/redis", "/views"  # the paths of the sockets

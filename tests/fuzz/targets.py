@@ -31,7 +31,7 @@ from sluice.contrib.formats.prometheus import messages  # noqa: E402
 from sluice.contrib.formats.register import MSGPACK, ZSTD  # noqa: E402
 from sluice.http.request import sender_head  # noqa: E402
 from sluice.streams import built_in as streams  # noqa: E402
-from sluice.streams import registry  # noqa: E402
+from sluice.streams import custom, registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
 from sluice.streams.encoding import GZIP, inflate_body  # noqa: E402
@@ -76,7 +76,7 @@ class Odd(Record):
     tags: dict[str, str] | None = None
 
 
-STREAMS = {**streams.STREAMS, "own": registry.stream("own", Odd)}
+STREAMS = {**streams.STREAMS, "own": custom.stream("own", Odd)}
 GOOD = {
     "metrics": b'{"name":"room","value":21.5}',
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from sluice import settings
 from sluice.streams.body import INVALID_COST, Budget, split_elements
 from sluice.streams.built_in import STREAMS, load_streams
+from sluice.streams.custom import stream
 from sluice.streams.message import parse_message
 from sluice.streams.record import Decoded, Gps, Log, Metric, Record, Reject, Span, Vote
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 from sluice.streams.schema import stream_problem, valid_name
 from sluice.streams.times import nanoseconds
 from support import peak_memory

@@ -38,8 +38,9 @@ from sluice.store.tables import LAYOUT
 from sluice.store.types import Body, DeadLetter, Epoch, NewerTables, Origin, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Limits, Metric, Record, Reject, Vote
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 from support.folders import has, needs
 
 T = TypeVar("T")

@@ -34,8 +34,8 @@ from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Record
-from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
 from support.store_contract import NOON, body_with, claim, decoded, today, votes

@@ -15,8 +15,9 @@ from sluice.spool.claim import Claim
 from sluice.store.questions import find_letters
 from sluice.store.registry import open_store
 from sluice.store.types import Body
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Record
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 
 
 class Order(Record, kw_only=True):

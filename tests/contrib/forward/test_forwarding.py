@@ -29,8 +29,9 @@ from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Outcome
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Record
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 from support.sqlite_store import SqliteStore
 from support.store_contract import body_with, claim, decoded, today, votes
 

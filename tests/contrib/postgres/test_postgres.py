@@ -48,6 +48,7 @@ from sluice.store.tables import TABLES
 from sluice.store.types import Body, DeadLetter, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 from support.store_contract import StoreTests, Watched, body_with, patiently, votes, watched
@@ -228,7 +229,7 @@ class Order(Record):
 
 
 def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
-    orders = registry.stream("order", Order)  # a word of SQL, too
+    orders = stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
     bodies = [Body.of(1, 0, body, orders.decode(body, MOST))]
     assert connect(pg, order=orders).persist(claim("order"), bodies).records == 1
@@ -241,7 +242,7 @@ def test_a_stream_of_ones_own_may_have_nanoseconds(pg: Postgres):
     class Tick(Record, kw_only=True):
         price: float
 
-    ticks = registry.stream("ticks", Tick, precision="ns")
+    ticks = stream("ticks", Tick, precision="ns")
     bodies = [Body.of(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
     assert connect(pg, ticks=ticks).persist(claim("ticks"), bodies).records == 1
     assert pg.ask("SELECT extract(microseconds FROM time)::int, nanoseconds, price FROM ticks") == [(123456, 789, 1.0)]
@@ -251,8 +252,8 @@ def test_a_new_field_is_a_new_column(pg: Postgres):
     class Old(Record, kw_only=True):
         sku: str
 
-    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), [body_with(1, 0, b"", Old(sku="old"))])
-    new = registry.stream("shop", Order)
+    connect(pg, shop=stream("shop", Old)).persist(claim("shop"), [body_with(1, 0, b"", Old(sku="old"))])
+    new = stream("shop", Order)
     made = new.record(sku="new", count=3)  # type: ignore[call-arg]
     connect(pg, shop=new).persist(claim("shop", name="2"), [body_with(1, 0, b"", made)])
     assert pg.ask("SELECT sku, count, lines FROM shop ORDER BY batch") == [("old", None, None), ("new", 3, [])]
@@ -356,7 +357,7 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
 def own(kind: Any) -> dict[str, Stream]:
     """A stream with one field of a type."""
     record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
-    return {"own": registry.stream("own", record)}
+    return {"own": stream("own", record)}
 
 
 @pytest.mark.parametrize(
