@@ -8,9 +8,8 @@ from typing import Any
 
 from sluice.base import terminal
 from sluice.settings import SettingError
-from sluice.store.questions import count_reasons, find_letters
+from sluice.store.questions import DeadLetter, count_reasons, find_letters
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter
 from sluice.streams.message import after_head
 
 HEAD_BYTES = 40_000  # that the kept head of a body may have: more than nginx takes (large_client_header_buffers)

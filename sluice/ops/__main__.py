@@ -77,7 +77,8 @@ def main(words: list[str]) -> int:
         print(f"sluice {__version__}") if arguments.version else whole.print_help()
         return 0
 
-    from sluice.spool.errors import SPOOL_ERRORS, NoSuchVerb, in_one_line
+    from sluice.spool.errors import SPOOL_ERRORS, in_one_line
+    from sluice.spool.inspector import NoSuchVerb
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:

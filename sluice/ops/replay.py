@@ -30,9 +30,9 @@ from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
 from sluice.store.decoding import failed_decoding
 from sluice.store.own import open_own
+from sluice.store.questions import DeadLetter
 from sluice.store.registry import open_destinations
 from sluice.store.replay import Replayed, replay_letters
-from sluice.store.types import DeadLetter
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Decoded, Limits, Reject

@@ -44,9 +44,5 @@ def in_one_line(error: Exception) -> str:
     return str(error) if isinstance(error, SpoolUnavailable) else f"Redis is unavailable: {error}"
 
 
-class NoSuchVerb(Exception):
-    """A verb that the tools of what is in the list's place do better. The text says which tool."""
-
-
 class Lost(Exception):
     """The items of a claim are not all in Redis: another worker settled it, or Redis lost it. Nothing is stored."""

@@ -63,6 +63,10 @@ return n
 """
 
 
+class NoSuchVerb(Exception):
+    """A verb that the tools of what is in the list's place do better. The text says which tool."""
+
+
 class Process(NamedTuple):
     """A process that is connected to Redis. role: gateway or worker. claims: those that a worker holds.
 

@@ -7,11 +7,24 @@ from typing import Any, NamedTuple
 
 from sluice.store import transaction_limits
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter, bare_url
+from sluice.store.types import bare_url
 
 # A worker deletes the note of what it has published with its next claim, or within ten seconds, and publishes what
 # another one has left after thirty
 LATE_SECONDS = 45
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter: a body, or one record of a body, with the reason why it could not be stored."""
+
+    id: int
+    stream: str
+    received: int  # microseconds since 1970
+    body: bytes
+    reason: str
+    whole: bool
+    batch: int
+    seq: int
 
 
 class Unpublished(NamedTuple):

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from sluice.store import transaction_limits
 from sluice.store.keys import Keys
-from sluice.store.questions import common_reason
+from sluice.store.questions import DeadLetter, common_reason
 from sluice.store.retries import retry_conflicts
 from sluice.store.store import DEFAULT_LIMITS, Store, key_names
-from sluice.store.types import Body, DeadLetter, Origin, Outcome
+from sluice.store.types import Body, Origin, Outcome
 from sluice.streams.record import Decoded, Limits, Reject
 
 STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"

@@ -98,19 +98,6 @@ class RowsRejected(Unavailable):
         self.by = by
 
 
-class DeadLetter(NamedTuple):
-    """A dead letter: a body, or one record of a body, with the reason why it could not be stored."""
-
-    id: int
-    stream: str
-    received: int  # microseconds since 1970
-    body: bytes
-    reason: str
-    whole: bool
-    batch: int
-    seq: int
-
-
 class Outcome(NamedTuple):
     """Records stored and dead letters buried from a claim. again: the store already had all of it; nothing changed."""
 

@@ -6,7 +6,7 @@ Each takes time in proportion to the body: no pattern has two quantifiers for th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -17,7 +17,6 @@ from sluice.streams.record import Invalid, Limits
 BOM = b"\xef\xbb\xbf"
 UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, and a character below U+0100
 BLANK = b" \t\n\r\v\f\0"
-MANY_PAIRS, PAIR_BYTES = 100, 100
 INVALID_COST = 12  # records of the budget that an invalid one costs: rejecting it takes longer
 INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it was decoded is not known
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
@@ -152,14 +151,6 @@ def is_json(text: bytes) -> bool:
     except Invalid:
         return False
     return True
-
-
-def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
-    """The bytes that a row takes for what it inherits: as JSON, where a control character takes six.
-
-    So many pairs as no sender has also count as what each row's own dictionary takes of memory.
-    """
-    return len(msgspec.json.encode((pairs, *texts))) + PAIR_BYTES * max(0, len(pairs) - MANY_PAIRS)
 
 
 def reject_reason(error: Exception) -> str:

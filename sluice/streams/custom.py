@@ -18,7 +18,7 @@ from sluice.streams.lines import LineDecoder
 from sluice.streams.message import parse_message
 from sluice.streams.record import RESERVED_COLUMNS, Decoded, Invalid, Limits, Record, Vote
 from sluice.streams.registry import Stream
-from sluice.streams.times import TIMES, Time, first_field
+from sluice.streams.times import END, SECOND, TIMES, Time, nanoseconds
 
 
 def stream(
@@ -168,3 +168,12 @@ def with_path(
         return msgspec.structs.replace(decoded, records=records)
 
     return decode_at
+
+
+def first_field(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
+    """The time of a record: the first of its three fields that was sent, or None. Raises: Invalid."""
+    if time is None:
+        time = ts if ts is not None else timestamp
+    if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
+        return time * SECOND
+    return None if time is None or time == "" else nanoseconds(time)

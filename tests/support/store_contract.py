@@ -30,12 +30,19 @@ from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS
 from sluice.store.decoding import decode_claim
 from sluice.store.expiry import Expiry, KeyExpiry
-from sluice.store.questions import count_overdue, count_reasons, find_last_letters, find_letters, forget_cell
+from sluice.store.questions import (
+    DeadLetter,
+    count_overdue,
+    count_reasons,
+    find_last_letters,
+    find_letters,
+    forget_cell,
+)
 from sluice.store.registry import open_store
 from sluice.store.replay import replay_letters
 from sluice.store.store import RowDestinations, Store
 from sluice.store.tables import LAYOUT
-from sluice.store.types import Body, DeadLetter, Epoch, NewerTables, Origin, Outcome, Unavailable
+from sluice.store.types import Body, Epoch, NewerTables, Origin, Outcome, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.custom import stream

@@ -11,6 +11,7 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.contrib.formats.lenient_json import struct_reader, text_values
+from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Form
 from sluice.streams.decoder import Result, check_text, load, typed_form
@@ -66,7 +67,7 @@ def flat(sent: dict[str, Any], name: str, budget: Budget) -> list[Record]:
             tags[key] = value
     if not values:
         raise Invalid("no number")
-    budget.repeat(len(values), bodies.encoded_size(tags, name))
+    budget.repeat(len(values), encoded_size(tags, name))
     made: list[Record] = []
     for key, value in values.items():
         stored, kind = typed_value(value)

@@ -1,8 +1,9 @@
-"""The parts of a request in a wire format: its arrays, and what of it is refused."""
+"""What decoders of wire formats share: arrays, refused parts, texts and numbers that a database or JSON lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf, isfinite
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -11,6 +12,8 @@ from sluice.streams.body import Budget, Remainder, reject_reason
 from sluice.streams.record import Invalid, Reject
 
 T = TypeVar("T")
+MANY_PAIRS, PAIR_BYTES = 100, 100
+NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
 
 
 class Refused(Generic[T]):
@@ -55,3 +58,22 @@ def array_reader(name: str) -> Callable[[bytes], bytes]:
     """What reads the array that an object has under a name. Raises: Invalid, msgspec's errors."""
     read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Wrapper", [(name, msgspec.Raw)])).decode
     return lambda part: json_array(getattr(read(part), name), name)
+
+
+def check_texts(*texts: str) -> None:
+    """Check that every database can hold these texts. Raises: Invalid."""
+    if any("\0" in text for text in texts):
+        raise Invalid("text with a NUL")
+
+
+def finite_or_text(value: float) -> float | str:
+    """A number, or Prometheus's text for one that JSON does not have."""
+    return value if isfinite(value) else NOT_FINITE.get(value, "NaN")
+
+
+def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
+    """The bytes that a row takes for what it inherits: as JSON, where a control character takes six.
+
+    So many pairs as no sender has also count as what each row's own dictionary takes of memory.
+    """
+    return len(msgspec.json.encode((pairs, *texts))) + PAIR_BYTES * max(0, len(pairs) - MANY_PAIRS)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from sluice.contrib.formats.json_objects import object_decoder
-from sluice.streams.record import INT64, Invalid, Span
+from sluice.contrib.formats.spans import Span
+from sluice.streams.record import INT64, Invalid
 
 MICROSECOND = 1_000
 TRACE_DIGITS = 32, 16  # of the ids of traces and of spans

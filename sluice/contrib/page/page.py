@@ -26,9 +26,9 @@ from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
 from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
-from sluice.store.questions import find_last_letters
+from sluice.store.questions import DeadLetter, find_last_letters
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter, Unavailable
+from sluice.store.types import Unavailable
 
 READING_SECONDS = 1.0  # between two readings
 PROBE_READINGS = 5  # per health check of the gateway

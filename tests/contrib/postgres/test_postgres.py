@@ -40,12 +40,12 @@ from sluice.spool.claim import Claim
 from sluice.spool.errors import Lost
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
-from sluice.store.questions import count_reasons, find_letters
+from sluice.store.questions import DeadLetter, count_reasons, find_letters
 from sluice.store.registry import open_store
 from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.tables import TABLES
-from sluice.store.types import Body, DeadLetter, Unavailable
+from sluice.store.types import Body, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from sluice.streams.custom import stream

@@ -31,10 +31,10 @@ from sluice.contrib.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTE
 from sluice.contrib.views.link import Command
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.contrib.views.rows.source import PIECE_BYTES
-from sluice.store.questions import find_letters
+from sluice.store.questions import DeadLetter, find_letters
 from sluice.store.registry import open_store
 from sluice.store.replay import replay_letters
-from sluice.store.types import DeadLetter, Unavailable
+from sluice.store.types import Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
 from support.table_of_cases import check_each_row
