@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from sluice.contrib.formats.parts import array_reader
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Decoder, Result, decode_parts
@@ -18,7 +19,7 @@ class Delivered(msgspec.Struct):
     data: bytes
 
 
-read = bodies.array_reader("records")
+read = array_reader("records")
 read_record = msgspec.json.Decoder(Delivered).decode
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from sluice.contrib.formats.json_objects import object_records
 from sluice.contrib.formats.otlp_traces import PARTS, PARTS_PER_RECORD
+from sluice.contrib.formats.spans import Span
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Result
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Span
+from sluice.streams.record import INT64, Invalid
 
 MICROSECOND = 1_000
 TRACE_DIGITS = 32, 16  # of the ids of traces and of spans
