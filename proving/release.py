@@ -132,16 +132,19 @@ def prove_cell(sluice: Path, seconds: int, tmp: Path) -> None:
     subprocess.run(apart("env", "-C", user, *words, HOME=user), check=True)
 
 
-def prove_upgrade(sluice: Path, tmp: Path) -> None:
-    """A home that the release before has left: rows, dead letters, and bodies that wait in Redis."""
+def home_before(tmp: Path) -> tuple[str, Path]:
+    """A home that the release before has left in tmp: rows, dead letters, and bodies that wait in Redis.
+
+    Returns: that release, and the home.
+    """
     tags = subprocess.run(
-        ["git", "tag", "--merged", "HEAD^", "--sort=-v:refname", "v*"], capture_output=True, text=True
+        ["git", "tag", "--merged", "HEAD^", "--sort=-v:refname", "v*"], capture_output=True, text=True, cwd=ROOT
     )
     before = (tags.stdout.split() or [BEFORE])[0]
     tree, home = tmp / "before", tmp / "home"
     tree.mkdir()
     home.mkdir(mode=0o700)
-    archive = subprocess.run(["git", "archive", before], check=True, stdout=subprocess.PIPE).stdout
+    archive = subprocess.run(["git", "archive", before], check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
     subprocess.run(["tar", "-x", "-C", tree], input=archive, check=True)
     port = free_port()
 
@@ -157,6 +160,19 @@ def prove_upgrade(sluice: Path, tmp: Path) -> None:
             post(port, "/votes", b'{"poll":')
             if workers:
                 poll(lambda: len(ask(home, "SELECT 1 FROM dead_letters")) == 1)
+    return before, home
+
+
+def check_kept(home: Path) -> None:
+    """What `home_before` has left is in the database, each once, after another release ran there."""
+    choices = ask(home, "SELECT choice, count(*) FROM votes WHERE poll = 'p' GROUP BY choice")
+    letters = ask(home, "SELECT count(*) FROM dead_letters")
+    assert sorted(choices) == [("stored", 100), ("waits", 100)] and letters == [(2,)], (choices, letters)
+
+
+def prove_upgrade(sluice: Path, tmp: Path) -> None:
+    before, home = home_before(tmp)
+    port = free_port()
     subprocess.run(["chown", "-R", f"{USER}:{USER}", home], check=True)
     script = f"""
         {sluice} up >up.out & up=$!
@@ -166,9 +182,7 @@ def prove_upgrade(sluice: Path, tmp: Path) -> None:
     """
     environ = {"HOME": tmp / "user", "INGEST_HOME": home, "INGEST_PORT": port}
     subprocess.run(apart("env", "-C", tmp / "user", "timeout", 120, "bash", "-ec", script, **environ), check=True)
-    choices = ask(home, "SELECT choice, count(*) FROM votes GROUP BY choice")
-    letters = ask(home, "SELECT count(*) FROM dead_letters")
-    assert sorted(choices) == [("stored", 100), ("waits", 100)] and letters == [(2,)], (choices, letters)
+    check_kept(home)
     say(f"a home of {before} has its 200 rows and 2 dead letters, each once")
 
 
