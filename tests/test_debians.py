@@ -1,4 +1,4 @@
-"""Each supported Debian, with its own Python, nginx and Redis: bin/up, the unit tests, those of the spool, and the wheel.
+"""Each supported Debian, with its own Python, nginx and Redis: bin/up, unit tests, those of the spool, and the wheel.
 
 As root, with debootstrap: a root for each suite, from the archive that apt uses here. DEBIANS=DIR keeps the roots.
 """
