@@ -55,8 +55,8 @@ def test_services_run_from_a_wheel_with_the_data_of_the_release_before(system: B
     before, home = home_before(tmp_path)
     data = system.upper / "var/lib/sluice"
     owner = data.stat()
-    for name in "ingest.db", "redis":
-        shutil.copytree(home / name, data / name) if name == "redis" else shutil.copy(home / name, data / name)
+    shutil.copy(home / "ingest.db", data)
+    shutil.copytree(home / "redis", data / "redis", dirs_exist_ok=True)
     subprocess.run(["chown", "-R", f"{owner.st_uid}:{owner.st_gid}", data], check=True)
 
     def stored() -> int:
@@ -71,7 +71,7 @@ def test_services_run_from_a_wheel_with_the_data_of_the_release_before(system: B
         states = {line.split()[0]: line.split()[2:4] for line in units.splitlines()}
         assert len(states) > 10 and {state[0] for state in states.values()} == {"active"}
         started = system.run("systemctl show -P ExecStart sluice-gateway 'sluice-worker@1'")
-        assert started.count("path=/opt/sluice/bin/python ") == 2
+        assert started.count("path=/opt/sluice/bin/python3 ") == 2
         poll(lambda: stored() == 201)
         assert "new" in system.run("sluice rows votes")
         assert "wrote" not in system.run("sluice services")
