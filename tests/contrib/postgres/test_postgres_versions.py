@@ -1,4 +1,4 @@
-"""The store on PostgreSQL 13 to 18: test_postgres.py and others on each. `bin/provision nightly` gets the servers."""
+"""The store on PostgreSQL 13 to 18: its contract on each. `bin/provision nightly` gets the servers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ pytestmark = pytest.mark.nightly
 
 JARS = sorted((ROOT / "var/postgres/libs").glob("embedded-postgres-binaries-*.jar"))
 POM = (Path(__file__).parent / "pom.xml").read_text()
-# not those of backups, whose programs the jars lack
-MODULES = [f"tests/contrib/postgres/test_postgres{part}.py" for part in ("", "_keys", "_partitions")]
+TESTS = "tests/contrib/postgres/test_postgres.py", "-k", "TestPostgres"  # the contract, with the outbox
 
 
 @pytest.mark.parametrize("version", re.findall(r"<version>(\d+\.\d+\.\d+)</version>\n +</artifactItem>", POM))
@@ -33,7 +32,7 @@ def test_a_version_of_postgresql_is_a_store(version: str, tmp: Path) -> None:
     tmp.chmod(0o755)  # another user runs it
     said = subprocess.run([tmp / "bin/postgres", "--version"], capture_output=True, text=True, check=True).stdout
     assert said.split()[2] == version.removesuffix(".0")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *MODULES]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *TESTS]
     env = os.environ | {"POSTGRES_BIN": str(tmp / "bin")}
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
