@@ -45,21 +45,12 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return None
     tmp = tmp_path_factory.mktemp("package")
     subprocess.run(["git", "clone", "-q", ROOT, tmp / "clone"], check=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--no-build-isolation",
-        "--no-deps",
-    ]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp / "venv"], check=True)
-    subprocess.run([*pip[:3], "--python", tmp / "venv/bin/python", *pip[3:], tmp / "clone"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", tmp / "venv"], check=True)
     (site,) = tmp.glob("venv/lib/*/site-packages")
     (needed,) = (path for path in sys.path if path.endswith("/site-packages"))
     (site / "needed.pth").write_text(needed)
+    pip = [tmp / "venv/bin/pip", "install", "-q", "--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
+    subprocess.run([*pip, tmp / "clone"], check=True)
     return tmp / "venv/bin/sluice"
 
 
