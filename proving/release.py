@@ -189,7 +189,7 @@ def prove_upgrade(sluice: Path, tmp: Path, before: str, home: Path) -> None:
 
 def prove_image(dist: Path, tmp: Path, before: str, home: Path) -> None:
     """The image with the home of the release before as its volume."""
-    (archive,) = [*dist.glob("*.oci.tar")] or [None]
+    archive = next(dist.glob("*.oci.tar"), None)
     if not archive or not (shutil.which("podman") and shutil.which("runc")):
         say("the image is not proved: there is none, or no podman, or no runc")
         return

@@ -49,7 +49,14 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (site,) = tmp.glob("venv/lib/*/site-packages")
     (needed,) = (path for path in sys.path if path.endswith("/site-packages"))
     (site / "needed.pth").write_text(needed)
-    pip = [tmp / "venv/bin/pip", "install", "-q", "--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
+    pip: list[str | Path] = [
+        tmp / "venv/bin/pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-build-isolation",
+        "--no-deps",
+    ]
     subprocess.run([*pip, tmp / "clone"], check=True)
     return tmp / "venv/bin/sluice"
 

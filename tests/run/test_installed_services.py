@@ -37,7 +37,16 @@ def system() -> Iterator[Booted]:
 
 def test_services_run_from_a_wheel_with_the_data_of_the_release_before(system: Booted, tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "clone"], check=True)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, tmp_path / "clone"]
+    build: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        tmp_path,
+        tmp_path / "clone",
+    ]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     pins = subprocess.run(PINS, shell=True, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S602
