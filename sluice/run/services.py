@@ -82,7 +82,8 @@ def system_files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[P
         "tmpfiles.conf": FOLDERS,
         "sysctl.conf": Path("/etc/sysctl.d/60-sluice.conf"),
     }
-    command = f"{root}/bin/sluice" if places.CHECKOUT else f"{sys.executable} -m sluice.ops"
+    # -P: nothing is imported from the directory in which root calls it
+    command = f"{root}/bin/sluice" if places.CHECKOUT else f"{sys.executable} -P -m sluice.ops"
     command = COMMAND.format(defaults=DEFAULTS, user=USER, command=command, installer=places.SERVICES)
     texts = {Path("/usr/local/bin/sluice"): command}
     users = [] if s.has_own_redis else ["sluice-gateway.service"]  # of the network, beside the workers

@@ -140,7 +140,7 @@ def test_the_units_of_a_package_run_its_python_in_its_folder(monkeypatch: pytest
     files = services.system_files(settings.load_settings(services.service_settings("", {})), root)
     found = set(re.findall(r"/opt/sluice\S*", "".join(files.values())))
     assert found == {str(root), "/opt/sluice/bin/python"}
-    assert "exec runuser -u sluice -- /opt/sluice/bin/python -m sluice.ops" in files[Path("/usr/local/bin/sluice")]
+    assert "exec runuser -u sluice -- /opt/sluice/bin/python -P -m sluice.ops" in files[Path("/usr/local/bin/sluice")]
 
 
 @needs("destinations", "kafka")
