@@ -94,11 +94,11 @@ class Booted:
         try:
             self.first = poll(lambda: int(children.read_text().split()[0]), 10, "a first process")
             asked = "systemctl is-system-running || true"
-            poll(lambda: self.run(asked).strip() in ("running", "degraded"), 60, "systemd is up", interval=0.2)
+            poll(lambda: self.run(asked).strip() in ("starting", "running", "degraded"), 60, "systemd", interval=0.2)
             try:
                 yield
             except BaseException:
-                print(self.run("systemctl --failed --no-pager; journalctl --no-pager -n 60"))
+                print(self.run("systemctl --failed --no-pager; systemctl list-jobs; journalctl --no-pager -n 90"))
                 raise
         finally:
             strike(self.first or outer.pid, signal.SIGKILL)  # with 1, all end
