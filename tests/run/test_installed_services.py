@@ -35,6 +35,14 @@ def system() -> Iterator[Booted]:
         shutil.rmtree(folder)
 
 
+def active(system: Booted) -> int:
+    """How many units of Sluice there are. Raises: AssertionError, unless all of them are active."""
+    units = system.run("systemctl list-units --plain --no-legend 'sluice*' nginx.service redis-server@sluice.service")
+    states = [line.split()[2] for line in units.splitlines()]
+    assert {*states} == {"active"}, units
+    return len(states)
+
+
 def test_services_run_from_a_wheel_with_the_data_of_the_release_before(system: Booted, tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", ROOT, tmp_path / "clone"], check=True)
     build: list[str | Path] = [
@@ -73,12 +81,7 @@ def test_services_run_from_a_wheel_with_the_data_of_the_release_before(system: B
 
     with system.up():
         poll(lambda: '"OK"' in system.run(VOTE), what=f"a vote: {before}")
-        units = system.run(
-            "systemctl list-units --plain --no-legend 'sluice*' nginx.service redis-server@sluice.service"
-        )
-        print(units)
-        states = {line.split()[0]: line.split()[2:4] for line in units.splitlines()}
-        assert len(states) > 10 and {state[0] for state in states.values()} == {"active"}
+        poll(lambda: active(system) > 10, what="all units are active")
         started = system.run("systemctl show -P ExecStart sluice-gateway 'sluice-worker@1'")
         assert started.count("path=/opt/sluice/bin/python3 ") == 2
         poll(lambda: stored() == 201)

@@ -43,6 +43,7 @@ SCRIPT = TREE + 'rm -rf etc/systemd/system/*.target.wants\nexec chroot . bash -e
 BOOT = (
     TREE
     + r"""
+mount -t tmpfs -o mode=1777 none tmp  # systemd empties it
 mount -t sysfs -o ro none sys
 mount -t cgroup2 none sys/fs/cgroup
 ip link set lo up
