@@ -38,13 +38,14 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from msgspec.structs import replace
 
 from sluice.contrib.formats import protobuf
+from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient_arguments, rename_fields
+from sluice.contrib.formats.parts import Refused, encoded_size, finite_or_text
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Refused, Remainder
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
-from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Record, finite_or_text
+from sluice.streams.record import INT64, Invalid, Record
 
 Tags = dict[str, Any]
 NUL, OUT_OF_RANGE = "text with a NUL", "time out of range"
@@ -53,7 +54,7 @@ LATEST = INT64[-1]  # a time has 64 bits without a sign
 # message: it makes each field by itself
 LENIENT_BYTES, LENIENT_SHARE = 512, 4
 FEW = 1_000  # parsed messages of which a list is made, which takes half the time of the iterator
-KEPT = 64  # dictionaries of attributes that are kept, of up to `bodies.MANY_PAIRS` each
+KEPT = 64  # dictionaries of attributes that are kept, of up to `MANY_PAIRS` each
 FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
 
 
@@ -485,7 +486,7 @@ def innermost(
 
 
 def context_size(context: Context) -> Context:
-    size = bodies.encoded_size(context.tags, context.name, context.service)
+    size = encoded_size(context.tags, context.name, context.service)
     return replace(context, size=size)
 
 

@@ -26,10 +26,10 @@ from sluice.contrib.formats.otlp import (
     identity,
     scope_context,
 )
+from sluice.contrib.formats.parts import MANY_PAIRS, encoded_size, finite_or_text
 from sluice.contrib.formats.prometheus import BUCKET, bucket_bound, negated
-from sluice.streams import body as bodies
 from sluice.streams.metrics import state_field, typed_value
-from sluice.streams.record import Invalid, Metric, finite_or_text
+from sluice.streams.record import Invalid, Metric
 
 NO_RECORDED_VALUE = messages.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 TEMPORALITIES: dict[int, str] = {
@@ -67,7 +67,7 @@ class PointRows(list[Metric]):
         if len(parts) > PARTS:
             raise Invalid(f"data point with more than {PARTS} parts")
         if parts:
-            own = bodies.encoded_size(self.tags) - self.context.size
+            own = encoded_size(self.tags) - self.context.size
             self.context.budget.repeat(len(parts), max(own, BUCKET))
         return parts
 
@@ -206,7 +206,7 @@ def metric_context(message: Any, context: Context) -> Context:
         if unit:
             own["otel.unit"] = checked_text(unit)
         tags = context.merged(own)
-        if not more and len(tags) <= bodies.MANY_PAIRS:
+        if not more and len(tags) <= MANY_PAIRS:
             context.keep(unit, tags)
     return Context(context.budget, tags, context.scope, name, None, 0, context.kept)
 
@@ -227,8 +227,8 @@ def data_points(has_temporality: bool, is_sum: bool) -> Callable[[Any, Context],
                 own["otel.monotonic"] = "true" if monotonic else "false"
             tags = context.merged(own)
             # the other dictionary is kept, too, so that no third one gets its id
-            known = tags, bodies.encoded_size(tags, "", None), context.tags
-            if len(tags) <= bodies.MANY_PAIRS:
+            known = tags, encoded_size(tags, "", None), context.tags
+            if len(tags) <= MANY_PAIRS:
                 context.keep(same, known)
         tags, size, _ = known
         size += len(msgspec.json.encode(context.name)) - len('""')

@@ -20,6 +20,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from sluice.contrib.formats import otlp
 from sluice.contrib.formats.protobuf import encode_field
+from sluice.contrib.formats.rpc_status import rpc_status
 from sluice.http import replies
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.record import Limits, Log, Metric, Reject
@@ -478,7 +479,7 @@ def test_the_brackets_of_a_short_array_in_json_do_not_count_towards_the_limit_of
 
 @pytest.mark.parametrize("size", [1, 127, 128, 300])
 def test_an_error_in_protobuf_has_its_detail_as_message(size: int) -> None:
-    given = replies.rpc_status(replies.unavailable("x" * size, 1), False)
+    given = rpc_status(replies.unavailable("x" * size, 1), False)
     assert Status.FromString(b"".join(given.chunks)).message == "x" * size
 
 
