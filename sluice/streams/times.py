@@ -52,11 +52,11 @@ def nanoseconds(value: int | float | str) -> int:
 def iso_nanoseconds(text: str) -> int:
     """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places."""
     # as programs write it, mostly several in the same second
-    fraction = text[20:-1]
     if text[-1:] == "Z" and text[10:17:3] == "T::" and text[4:5] == "-":
         if text[19:] == "Z":
             return utc_second(text[:19])
-        if text[19] == "." and len(fraction) <= 30 and fraction.isdecimal() and fraction.isascii():
+        fraction = text[20:-1]
+        if text[19:20] == "." and len(fraction) <= 30 and fraction.isdecimal() and fraction.isascii():
             return utc_second(text[:19]) + int(f"{fraction:0<9.9}")
     return parse_iso(text)
 

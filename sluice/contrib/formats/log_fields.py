@@ -200,7 +200,7 @@ def places_of(names: tuple[str, ...]) -> tuple[str, str, str, str] | None:
 def build_log(wire: dict[str, Any]) -> Log:
     """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
     names = (*wire,)
-    found = places.get(names) or places_of(names)
+    found = places[names] if names in places else places_of(names)
     if found is None or None in wire.values():
         return build_any(wire)
     # as `build_any`, for what most records are
