@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS, Bookkeeping
@@ -33,7 +34,7 @@ class Keys:
 
     def __init__(self, store: Bookkeeping[Any], db: Any, stream: str, batch: int) -> None:
         self.store, self.db, self.stream, self.batch = store, db, stream, batch
-        self.taken: set[bytes] = set()
+        self.taken: list[Collection[bytes]] = []
         self.duplicates = 0
 
     def new(self, rule: Rule, bodies: Sequence[Body], limits: Limits, whole: bool = True) -> Sequence[Body]:
@@ -41,7 +42,7 @@ class Keys:
 
         limits: with which they were decoded. whole: they are no parts of bodies, which have no keys but of records.
         """
-        keys = [rule.body_key(body.item, body.records, body.rejects, limits) for body in bodies] if whole else ()
+        keys = rule.body_keys(bodies, limits) if whole else ()
         if any(keys):
             bodies = self.without_duplicates(bodies, keys)
         if whole and rule.recent is not None and bodies:
@@ -54,14 +55,12 @@ class Keys:
 
     def without_duplicates(self, bodies: Sequence[Body], keys: Sequence[bytes | None]) -> Sequence[Body]:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""
-        first: dict[bytes, int] = {}
-        for body, key in zip(bodies, keys):
-            if key:
-                first.setdefault(key, body.seq)
-        others = self.take(first, bodies[-1].received)
+        first = dict(zip(reversed(keys), reversed(bodies)))
+        first.pop(None, None)
+        others = self.take(cast("dict[bytes, Body]", first), bodies[-1].received)
         if len(first) + keys.count(None) == len(bodies) and not others:
             return bodies
-        new = [body for body, key in zip(bodies, keys) if not key or (first[key] == body.seq and key not in others)]
+        new = [body for body, key in zip(bodies, keys) if not key or (first[key] is body and key not in others)]
         self.duplicates += len(bodies) - len(new)
         return new
 
@@ -131,7 +130,7 @@ class Keys:
             owners = self.owners(left)
             others |= {key for key in left if owners.get(key, self.batch) != self.batch}
             left = [key for key in left if key not in owners]  # they have expired since they were there
-        self.taken = self.taken.union(keys) - others
+        self.taken.append(keys if not others else {*keys} - others)
         return others
 
     def owners(self, keys: Sequence[bytes]) -> dict[bytes, int]:
@@ -146,7 +145,7 @@ class Keys:
 
     def leave(self) -> None:
         """Make the keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
-        keys = sorted(self.taken)
+        keys = sorted({*chain.from_iterable(self.taken)})
         for start in range(0, len(keys), transaction_limits.ASKED_KEYS):
             some = keys[start : start + transaction_limits.ASKED_KEYS]
             left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "

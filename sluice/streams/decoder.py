@@ -147,6 +147,8 @@ class JsonDecoder(Decoder):
         read, build, slow = self.read, self.build, self.decode
 
         def decode(item: bytes, limits: Limits) -> Decoded:
+            if len(item) > limits.record:  # a record may take memory without a bound
+                return slow(item, limits)
             try:  # item[0] of an empty one is also an exception
                 made = build(read(item if item[0] == BRACE else named_object(item)))
             except Exception:  # not a plain object; if the item is invalid, the slow path finds the reason
@@ -167,9 +169,7 @@ class JsonDecoder(Decoder):
                 return Decoded((made,)) if item.find(NUL) < 0 else slow(item, limits)
 
             return decode_direct
-        if self.bounded:
-            return decode
-        return lambda item, limits: decode(item, limits) if len(item) <= limits.record else slow(item, limits)
+        return decode
 
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:

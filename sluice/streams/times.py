@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
+from functools import lru_cache
 
 from sluice.streams.record import Invalid
 
 SECOND = 10**9
 START = 100_000_000  # 1973 in seconds: a number of seconds after 2200 is an error, not milliseconds in spring 1970
 END = 7_258_118_400  # 2200-01-01 in seconds: distinguishes the four units, and nanoseconds fit into 64 bits
+UNITS = [(START * SECOND // unit * (unit < SECOND), END * SECOND // unit, unit) for unit in (SECOND, 10**6, 1000, 1)]
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 Time = int | float | str | None
@@ -37,23 +39,36 @@ def nanoseconds(value: int | float | str) -> int:
     number = value
     if isinstance(value, str):
         text = value.strip()
-        if not (match := NUMBER.fullmatch(text)):
+        if text[-1:] == "Z" or not (match := NUMBER.fullmatch(text)):
             return iso_nanoseconds(text)
         number = float(text) if match[1] else int(text)
     assert not isinstance(number, str)
-    unit, start = SECOND, 0
-    while unit and not start * SECOND // unit < number < END * SECOND // unit:
-        unit, start = unit // 1000, START
-    if not unit:
-        raise Invalid(f"time out of range: {value!r:.40}")
-    return round(number * (unit // 1000)) * 1000 if unit != 1 else round(number)
+    for start, end, unit in UNITS:
+        if start < number < end:
+            return round(number * (unit // 1000)) * 1000 if unit != 1 else round(number)
+    raise Invalid(f"time out of range: {value!r:.40}")
 
 
 def iso_nanoseconds(text: str) -> int:
-    """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places.
+    """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places."""
+    # as programs write it, mostly several in the same second
+    if text[-1:] == "Z" and text[10:17:3] == "T::" and text[4:5] == "-":
+        if text[19:] == "Z":
+            return utc_second(text[:19])
+        fraction = text[20:-1]
+        if text[19:20] == "." and len(fraction) <= 30 and fraction.isdecimal() and fraction.isascii():
+            return utc_second(text[:19]) + int(f"{fraction:0<9.9}")
+    return parse_iso(text)
 
-    A leap second is the first second of the next day, as for POSIX.
-    """
+
+@lru_cache(maxsize=1024)
+def utc_second(text: str) -> int:
+    """The nanoseconds of a date and a time without a fraction and an offset. Raises: Invalid."""
+    return parse_iso(text + "Z")
+
+
+def parse_iso(text: str) -> int:
+    """`iso_nanoseconds` of any text. A leap second is the first one of the next day, as for POSIX. Raises: Invalid."""
     try:
         if not (match := ISO.fullmatch(text)):
             raise ValueError

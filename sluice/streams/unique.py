@@ -77,6 +77,25 @@ class Rule(NamedTuple):
     key: Callable[[Sequence[Record]], bytes] | None = None
     recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
 
+    def body_keys(self, bodies: Sequence[Any], limits: Limits) -> list[bytes | None]:
+        """`body_key` of each of these, which have item, records and rejects."""
+        plain = self.key is None and self.content
+        keys = list[bytes | None]()
+        last, seconds = None, b""
+        for body in bodies:
+            item, records = body.item, body.records
+            if not plain or len(records) != 1 or item[:1] in SPECIAL:
+                keys.append(self.body_key(item, records, body.rejects, limits))
+                continue
+            # as `content_key`, without the calls: most bodies are one plain object
+            if (time := records[0].time) is None:
+                keys.append(None)
+                continue
+            if (second := time // SECOND) != last:
+                last, seconds = second, (second & 0xFFFFFFFF).to_bytes(4, "big")
+            keys.append(seconds + sha256(item).digest()[:CONTENT_BYTES])
+        return keys
+
     def body_key(
         self, item: bytes, records: Sequence[Record], rejects: Sequence[Reject], limits: Limits
     ) -> bytes | None:

@@ -232,12 +232,14 @@ def parse_number(written: str) -> tuple[float | int | str, str]:
 
     Raises: Invalid.
     """
+    digits, suffix = written[:-1], written[-1]
+    if suffix == "i" and len(digits) < 19 and digits.isdecimal() and digits.isascii():  # most integers
+        return int(digits), "integer"
     if FLOAT.fullmatch(written):
         real = float(written)
         if real - real != 0:  # infinite
             raise Invalid("float out of range")
         return real, "float"
-    digits, suffix = written[:-1], written[-1]
     if suffix == "i" and INTEGER.fullmatch(digits):
         return parse_integer(digits, "integer", INT64), "integer"
     if suffix == "u" and INTEGER.fullmatch(digits) and digits[0] != "-":

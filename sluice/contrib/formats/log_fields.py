@@ -176,8 +176,57 @@ def inner_value(attributes: dict[str, Any], name: str, key: str) -> Any:
     return about.get(key) if isinstance(about := attributes.get(name), dict) else None
 
 
+# Names with which a record needs more than one look at each name
+SCALARS = {int, float, str}
+UNUSUAL = {"attributes", "@t", "MESSAGE", "record", *PARTS}
+SHAPES, SHAPE_NAMES, SHAPE_BYTES = 1_000, 50, 1_000  # of records whose places are kept; and of each the most
+places: dict[tuple[str, ...], tuple[str, str, str, str] | None] = {}
+
+
+def places_of(names: tuple[str, ...]) -> tuple[str, str, str, str] | None:
+    """Under which of its names a record has its message, level, service and time; "" for none. None: not known so."""
+    if len(names) > SHAPE_NAMES or sum(map(len, names)) > SHAPE_BYTES:
+        return None
+    known = {*names}
+    message, level, service, time = (
+        next((name for name in wanted if name in known), "") for wanted in (MESSAGES, LEVEL_FIELDS, SERVICES, TIMES)
+    )
+    is_known = message and (level or message == "log" or "log" not in known) and known.isdisjoint(UNUSUAL)
+    if len(places) >= SHAPES:
+        places.clear()
+    return places.setdefault(names, (message, level, service, time) if is_known else None)
+
+
 def build_log(wire: dict[str, Any]) -> Log:
     """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
+    names = (*wire,)
+    found = places[names] if names in places else places_of(names)
+    if found is None or None in wire.values():
+        return build_any(wire)
+    # as `build_any`, for what most records are
+    in_message, in_level, in_service, in_time = found
+    attributes = {**wire}
+    level = sent = service = None
+    message = attributes.pop(in_message)
+    if in_level:
+        sent = attributes.pop(in_level)
+        if sent.__class__ is not str:
+            return build_any(wire)
+        level = LEVELS.get(sent)
+        level, sent = (level, sent if level != sent else None) if level else stored_level(sent)
+    if in_service:
+        service = attributes.pop(in_service)
+    when = attributes.pop(in_time) if in_time else None
+    time = nanoseconds_of(when) if type(when) in SCALARS else None
+    if message.__class__ is not str or (in_service and service.__class__ is not str) or (in_time and time is None):
+        return build_any(wire)
+    if sent is not None:
+        attributes.setdefault("level", sent)
+    return Log(time=time, level=level, service=service, message=message, attributes=attributes)
+
+
+def build_any(wire: dict[str, Any]) -> Log:
+    """`build_log` of any object."""
     attributes = {name: value for name, value in wire.items() if value is not None}
     own = attributes.pop("attributes", None)
     if "@t" in attributes and "@l" not in attributes:

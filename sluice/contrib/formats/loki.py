@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import cramjam
 import msgspec
+from google.protobuf.message import DecodeError
 
 from sluice.contrib.formats.lenient_json import text_or_json, text_values
 from sluice.contrib.formats.log_fields import stored_level, take_first
@@ -24,7 +27,7 @@ from sluice.contrib.formats.register import SNAPPY
 from sluice.contrib.formats.rpc_status import PROTOBUF
 from sluice.http.routes import JSON
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Remainder
+from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject
 from sluice.streams.times import SECOND, nanoseconds_of
@@ -181,17 +184,28 @@ def old_entry(value: bytes) -> Entry:
 
 def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[Log]:
     """The lines of a request in protobuf. A part that is refused is a stream with its tag. Raises: as `decode`."""
-    for _ in split_fields(body, budget):  # all of them: from here on, `split_fields` does not raise
-        pass
+    rows, skipped, done = parse_whole(body, budget) if len(body) <= budget.limits.record else ([], 0, 0)
+    if skipped < 0:
+        yield from rows
+        return
+    is_begun = bool(rows or skipped)
+    count = 0
+    for _ in split_fields(body, None if is_begun else budget):  # all: from here on, `split_fields` does not raise
+        count += 1
+    budget.left -= count // BRACKETS if is_begun else 0
+    yield from rows
     for field in split_fields(body):
         if field.number != STREAMS:
             continue
-        if budget.left <= 0:
+        if skipped:
+            skipped -= 1
+            continue
+        if budget.left <= 0 and not done:
             refused.rest.append(body[field.start :])
             return
         stream, labels, head, lines = body[field.content : field.end], b"", b"", 0
         try:
-            for part in split_fields(stream, budget):
+            for part in split_fields(stream, None if done else budget):
                 lines += part.number == ENTRIES
                 if part.number == LABELS:
                     labels, head = stream[part.content : part.end], stream[part.start : part.end]
@@ -205,6 +219,9 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
         for part in split_fields(stream):
             if part.number != ENTRIES:
                 continue
+            if done:
+                done -= 1
+                continue
             if budget.left <= 0:
                 entries.rest.append(stream[part.start :])
                 break
@@ -213,12 +230,67 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
                 if part.end - part.content > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
                 sent = parse_message(messages.Entry, stream[part.content : part.end])
-                time = sent.timestamp.seconds * SECOND + sent.timestamp.nanos
-                more = {pair.name: pair.value for pair in sent.structured_metadata}
-                yield build_record(pairs, time, sent.line, more)
+                yield entry_record(pairs, sent)
             except Invalid as error:
                 entries.refuse(stream[part.start : part.end], error, budget, part.end - part.start)
         refused.inside(entries, lambda some: encode_field(STREAMS, head + b"".join(some)))  # noqa: B023  # called at once
+
+
+def parse_whole(body: bytes, budget: Budget) -> tuple[list[Log], int, int]:
+    """The lines of a request that the class parses whole, up to the first that is invalid, or that needs more than is
+    left of the budget; how many streams are done, -1 for all; and how many lines of the next one.
+    """
+    rows = list[Log]()
+    try:
+        push = messages.Push.FromString(body)
+    except DecodeError:
+        return rows, 0, 0
+    for skipped, stream in enumerate(push.streams):
+        if budget.left <= len(rows):
+            return rows, skipped, 0
+        left, room, count = budget.left, budget.room, len(rows)
+        try:
+            labels = stream.labels
+            check_labels(labels.encode(), budget)
+            pairs = labels_of(labels)
+            size = encoded_size(pairs)
+        except Exception:
+            return rows, skipped, 0
+        entries = stream.entries
+        budget.left -= not entries
+        for done, entry in enumerate(entries):
+            before, unpaid = budget.left, budget.room
+            try:
+                if before <= len(rows):
+                    raise Invalid("the budget is used up")
+                budget.charge(size)
+                rows.append(entry_record(pairs, entry))
+            except Invalid:
+                budget.left, budget.room = before, unpaid
+                if done and not has_fields(body, skipped):
+                    del rows[count:]
+                    budget.left, budget.room, done = left, room, 0
+                return rows, skipped, done
+    return rows, -1 if push.streams else 0, 0
+
+
+def has_fields(body: bytes, number: int) -> bool:
+    """Whether a stream has no more fields than one may have: it is in two parts only then."""
+    try:
+        fields = (field for field in split_fields(body) if field.number == STREAMS)
+        field = next(islice(fields, number, None))
+        for _ in split_fields(body[field.content : field.end]):
+            pass
+    except Invalid:
+        return False
+    return True
+
+
+def entry_record(labels: Labels, sent: Any) -> Log:
+    """The row of a line of protobuf. Raises: Invalid."""
+    stamp, more = sent.timestamp, sent.structured_metadata
+    time = stamp.seconds * SECOND + stamp.nanos
+    return build_record(labels, time, sent.line, {pair.name: pair.value for pair in more} if more else {})
 
 
 def check_labels(labels: msgspec.Raw | bytes, budget: Budget) -> None:

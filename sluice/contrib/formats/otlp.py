@@ -14,9 +14,12 @@ the context that the children inherit: attributes, the metric's name, the servic
 
 So messages are decoded by OpenTelemetry's classes, but one at a time, for two reasons. A request of 8 MiB that were
 decoded as a whole could take 300 MB. And an invalid message does not make the others invalid: it becomes a request of
-its own, with what stood above it, which a replay decodes like any other (`Refused`, `join`). Where a message of
-protobuf is small, its innermost children are decoded together, in half the time; if any of them is invalid, they are
-taken one by one after all (`together`).
+its own, with what stood above it, which a replay decodes like any other (`Refused`, `join`).
+
+Both are rare, and to take a message apart takes five times as long as to let the class parse it with all below it. So a
+message of protobuf of up to a mebibyte is parsed whole (`walk_whole`), as are the parts of a larger one. Where that
+meets a message that is invalid, or the end of the budget, the message is taken apart after all, from there on: what
+stood before is done, and charged alike (`Begun`).
 
 Whatever a row inherits is written once more for each row, so it is charged to the budget before (`Context.size`).
 The two encodings differ in how a message is taken apart and put together again; all else here is common to them.
@@ -26,12 +29,13 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
+from msgspec.structs import replace
 
 from sluice.contrib.formats import protobuf
 from sluice.contrib.formats.lenient_json import real_or_text
@@ -44,12 +48,14 @@ from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record
 
 Tags = dict[str, Any]
-NUL = "text with a NUL"
+NUL, OUT_OF_RANGE = "text with a NUL", "time out of range"
+LATEST = INT64[-1]  # a time has 64 bits without a sign
 # An attempt with `lenient_arguments` costs as much as one at LENIENT_BYTES and LENIENT_SHARE times the bytes of the
 # message: it makes each field by itself
 LENIENT_BYTES, LENIENT_SHARE = 512, 4
+FEW = 1_000  # parsed messages of which a list is made, which takes half the time of the iterator
+KEPT = 64  # dictionaries of attributes that are kept, of up to `MANY_PAIRS` each
 FIELDS_PER_RECORD = 4  # of `Limits.records`, that a message may have
-MOST_TOGETHER = 5_000  # rows that are made at once: some megabytes
 
 
 class Node:
@@ -68,11 +74,24 @@ class Node:
         fields = kind.DESCRIPTOR.fields_by_camelcase_name
         self.numbers = {fields[name].number: name for name in self.children}
         self.repeated = {name for name in self.children if fields[name].is_repeated}
-        is_last = self.repeated == {name for name, below in self.children.items() if not below.children}
-        # if all children are innermost, their fields in the generated class, and what makes records of each
-        self.leaves = [(fields[name].name, below.read) for name, below in self.children.items() if is_last]
+        # the fields of the children in the generated class: one that is repeated, or the members of a oneof
+        self.fields = {fields[name].name: below for name, below in self.children.items()}
+        self.oneof = next(
+            (fields[name].containing_oneof.name for name in self.children if name not in self.repeated), ""
+        )
+        self.only = next(iter(self.fields), "")
+        self.is_innermost = not self.children
+        self.has_oneof: bool = bool(self.oneof) or any(below.has_oneof for below in self.children.values())
+        self.has_leaves = not all(below.children for below in self.children.values())
         parts = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in fields]
         self.wire: Any = msgspec.defstruct(kind.DESCRIPTOR.name, parts)
+
+    def children_of(self, message: Any) -> tuple[Node, Sequence[Any]]:
+        """The children of a parsed message, which are all of one kind, and that."""
+        if not self.oneof:
+            return self.fields[self.only], getattr(message, self.only)
+        name = message.WhichOneof(self.oneof)
+        return (self.fields[name], (getattr(message, name),)) if name else (self, ())
 
 
 class Child(NamedTuple):
@@ -86,10 +105,18 @@ class Child(NamedTuple):
     rest: bool = False
 
 
+class Begun(NamedTuple):
+    """A message of which some children are done: what it has besides them, their context, and their number."""
+
+    own: bytes
+    context: Any
+    done: int
+
+
 class Protobuf:
     """The encoding application/x-protobuf.
 
-    at_once: a message may be decoded as a whole.
+    at_once: messages may be parsed whole.
     """
 
     at_once = True
@@ -108,16 +135,52 @@ class Protobuf:
                 at = field.end
         return b"".join([*own, data[at:]]), self.children(node, data, budget) if own else None
 
+    def begin(self, node: Node, data: bytes, context: Any, budget: Budget, path: Sequence[int]) -> list[Begun]:
+        """The messages along a path that are begun, from this one down. path: how many children of each are done.
+
+        What would be wrong with one of them as a whole is not known before; then nothing of this message may be done.
+        Raises: any exception.
+        """
+        begun, fields = list[Begun](), 0
+        for done in path:
+            own, _ = self.split(node, data, free := Budget(budget.limits))
+            fields += budget.limits.records - free.left
+            context = read_context(self, node, own, context, budget)
+            begun.append(Begun(own, context, done))
+            if len(begun) < len(path):
+                name, data, _ = next(self.children(node, data, free, done))
+                node = node.children[name]
+        budget.left -= fields
+        return begun
+
+    def has_all(self, node: Node, data: bytes, budget: Budget) -> bool:
+        """Whether the class has all children of a message: of several members of a oneof it has the last one."""
+        count = 0
+        for field in protobuf.split_fields(data, budget):
+            if name := node.numbers.get(field.number):
+                count += 1
+                below = node.children[name]
+                if below.has_oneof and not self.has_all(below, data[field.content : field.end], budget):
+                    return False
+        return count < 2 or not node.oneof
+
     def is_known(self, node: Node, data: bytes) -> bool:
         """Whether all fields of a message are known."""
         return not len(UnknownFieldSet(node.kind.FromString(data)))
 
-    def children(self, node: Node, data: bytes, budget: Budget) -> Iterator[Child]:
+    def children(
+        self, node: Node, data: bytes, budget: Budget, done: int = 0, is_begun: bool = False
+    ) -> Iterator[Child]:
+        """The children behind those that are done. is_begun: the first of them is done in part."""
         for field in protobuf.split_fields(data):
             if name := node.numbers.get(field.number):
-                if budget.left <= 0:
+                if done:
+                    done -= 1
+                    continue
+                if budget.left <= 0 and not is_begun:
                     yield Child(name, data[field.start :], True)
                     return
+                is_begun = False
                 yield Child(name, data[field.content : field.end])
 
     def join(self, node: Node, own: bytes, children: list[Child]) -> bytes:
@@ -140,8 +203,6 @@ class Json:
 
     Its methods are those of `Protobuf`.
     """
-
-    at_once = False
 
     def is_known(self, node: Node, data: bytes) -> bool:
         return msgspec.json.decode(data, type=Names).keys() <= converters(node.kind.DESCRIPTOR).keys()
@@ -196,10 +257,11 @@ class Json:
             raise Invalid(f"not a {descriptor.name} of OTLP: {error}") from None
 
 
-class Context(NamedTuple):
+class Context(msgspec.Struct, frozen=True, gc=False):
     """What a message inherits: the attributes of its resource and scope, and of these the names that the scope has.
 
-    name: of the metric. service: of a log record or span. size: of all this in a row, in bytes.
+    name: of the metric. service: of a log record or span. size: of all this in a row, in bytes. kept: what a decoder
+        has made for messages with the same context.
     """
 
     budget: Budget
@@ -208,9 +270,17 @@ class Context(NamedTuple):
     name: str = ""
     service: str | None = None
     size: int = 0
+    kept: dict[Any, Any] = {}
+
+    def keep(self, key: Any, made: Any) -> None:
+        if len(self.kept) >= KEPT:
+            self.kept.clear()
+        self.kept[key] = made
 
     def merged(self, own: Tags) -> Tags:
         """The attributes with a message's own. An inherited one with the same name and another value is renamed."""
+        if not own:
+            return self.tags
         tags = self.tags | own
         if len(tags) < len(self.tags) + len(own):
             for name in self.tags.keys() & own.keys():
@@ -254,67 +324,151 @@ def decode_request(encoding: Protobuf | Json, root: Node, data: bytes, budget: B
 
 
 def walk_messages(
-    encoding: Protobuf | Json, node: Node, message: Child, context: Any, budget: Budget, above: Refused[Child]
+    encoding: Protobuf | Json,
+    node: Node,
+    message: Child,
+    context: Any,
+    budget: Budget,
+    above: Refused[Child],
+    begun: Sequence[Begun] = (),
 ) -> Iterator[Record]:
     """The records of a message that has children. What it has besides them is refused once, however many of them are
     invalid.
+
+    begun: it and the messages below it that are done in part.
     """
     data = message.data
-    if node.leaves and encoding.at_once and (records := together(node, data, context, budget)):
+    children: Iterator[Child] | None
+    if isinstance(encoding, Protobuf) and encoding.at_once and not begun and len(data) <= budget.limits.record:
+        records, parts = walk_whole(encoding, node, data, context, budget)
         yield from records
-        return
-    try:
-        own, children = encoding.split(node, data, budget)
-        if children is None and (
-            (not message.name and data.strip() not in (b"", b"{}"))
-            or len(data) > budget.limits.record // 4
-            or not encoding.is_known(node, data)
-        ):
-            raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
-        context = node.read(parse_node(encoding, node, own, budget), context)
-        if not all(below.children for below in node.children.values()):
-            context = context_size(context)
-    except Exception as error:
-        above.refuse(message, error, budget, len(message.data))
-        return
+        if parts is None:
+            return
+        begun = parts
+    if begun:
+        assert isinstance(encoding, Protobuf)
+        own, context, done = begun[0]
+        children = encoding.children(node, data, budget, done, len(begun) > 1)
+    else:
+        try:
+            own, children = encoding.split(node, data, budget)
+            if children is None and (
+                (not message.name and data.strip() not in (b"", b"{}"))
+                or len(data) > budget.limits.record // 4
+                or not encoding.is_known(node, data)
+            ):
+                raise Invalid(f"not OTLP: {node.kind.DESCRIPTOR.name} without {' or '.join(node.children)}")
+            context = read_context(encoding, node, own, context, budget)
+        except Exception as error:
+            above.refuse(message, error, budget, len(message.data))
+            return
     refused = Refused[Child]()
+    below_begun = begun[1:]
     for child in children or ():
         if child.rest:
             refused.rest.append(child)
-        else:
-            below = node.children[child.name]
-            budget.left -= bool(below.children)  # the innermost messages are charged for their records
+            continue
+        below = node.children[child.name]
+        if not below.children:  # the innermost messages are charged for their records
             left = budget.left
-            inside = walk_messages if below.children else innermost
-            yield from inside(encoding, below, child, context, budget, refused)
-            budget.pay(left)
+            yield from innermost(encoding, below, child, context, budget, refused)
+        else:
+            budget.left -= not below_begun
+            left = budget.left
+            yield from walk_messages(encoding, below, child, context, budget, refused, below_begun)
+            below_begun = ()
+        budget.pay(left)
     above.inside(refused, lambda parts: Child(message.name, encoding.join(node, own, parts)))
 
 
-def together(node: Node, data: bytes, context: Context, budget: Budget) -> list[Record]:
-    """The records of a message of protobuf that is no larger than a child may be, decoded as a whole in half the time.
+def read_context(encoding: Protobuf | Json, node: Node, own: bytes, context: Any, budget: Budget) -> Any:
+    """The context of the children of a message. own: the message without them. Raises: any exception."""
+    context = node.read(parse_node(encoding, node, own, budget), context)
+    return context_size(context) if node.has_leaves else context
 
-    []: it has none, or they are not all valid, or too many; to decode the children one by one finds which are.
+
+def walk_whole(
+    encoding: Protobuf, node: Node, data: bytes, context: Context, budget: Budget
+) -> tuple[list[Record], list[Begun] | None]:
+    """The records of a message that is parsed with all below it, up to the first that has to be taken apart; and the
+    messages above that one, which are begun. None: all is done.
     """
-    if len(data) > budget.limits.record // 4:
-        return []
     left, room = budget.left, budget.room
     records: list[Record] = []
     try:
         message = node.kind.FromString(data)
-        context = context_size(node.read(message, context))
-        for name, read in node.leaves:
-            for child in getattr(message, name):
-                budget.left -= 1
-                made = read(child, context)
-                budget.repeat(len(made), context.size)
-                records += made
-                if len(records) >= budget.left or len(records) > MOST_TOGETHER:  # `repeat` may use it up
-                    raise Invalid("too many")
+        if len(data) > budget.limits.record // 4:
+            check_sizes(node, message, budget.limits.record // 4)
+        # most senders write each field once, and only if it has a value
+        if node.has_oneof and message.ByteSize() != len(data) and not encoding.has_all(node, data, budget):
+            raise Invalid("several members of a oneof")
+        path = walk_parsed(node, message, context, budget, records)
+        if path is None and node.children_of(message)[1]:
+            return records, None
+        return records, encoding.begin(node, data, context, budget, path or ())
     except Exception:
         budget.left, budget.room = left - len(records) // 2, room  # they are made once more
-        return []
-    return records
+        return [], []
+
+
+def walk_parsed(
+    node: Node, message: Any, context: Context, budget: Budget, records: list[Record]
+) -> tuple[int, ...] | None:
+    """Add the records of a parsed message. Charges as `walk_messages`, but for the records: who yields them does.
+
+    Returns: None; or, if it met one that has to be taken apart, the place of it: how many children are done of each
+    message above it. That one is not charged.
+    """
+    try:
+        context = node.read(message, context)
+        if node.has_leaves and not context.size:
+            context = context_size(context)
+    except Exception:
+        return ()
+    done = 0
+    below, children = node.children_of(message)
+    if not below.is_innermost:
+        for child in children:
+            if budget.left <= len(records):
+                return (done,)
+            budget.left -= 1
+            path = walk_parsed(below, child, context, budget, records)
+            if path is not None:
+                budget.left += not path
+                return (done, *path)
+            done += 1
+    else:
+        read, size, repeat = below.read, context.size, budget.repeat
+        for child in children[:] if len(children) < FEW else children:
+            left, room = budget.left, budget.room
+            if left <= len(records):
+                return (done,)
+            budget.left = left - 1
+            try:
+                made = read(child, context)
+                repeat(len(made), size)
+            except Exception:
+                budget.left, budget.room = left, room
+                return (done,)
+            records += made
+            done += 1
+    if not done:
+        if len(UnknownFieldSet(message)):  # what is in such a field would be lost
+            return ()
+        budget.left -= bodies.EMPTY_COST
+    return None
+
+
+def check_sizes(node: Node, message: Any, most: int) -> None:
+    """Raises: Invalid if a message below has to be taken apart for its size: each has a limit without its children."""
+    size = message.ByteSize()
+    if size <= most:
+        return
+    below, children = node.children_of(message) if node.children else (node, ())
+    if size - sum(child.ByteSize() for child in children) > most:
+        raise Invalid("large")
+    for child in children:
+        check_sizes(below, child, most)
 
 
 def innermost(
@@ -332,7 +486,8 @@ def innermost(
 
 
 def context_size(context: Context) -> Context:
-    return context._replace(size=encoded_size(context.tags, context.name, context.service))
+    size = encoded_size(context.tags, context.name, context.service)
+    return replace(context, size=size)
 
 
 def parse_node(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:
@@ -347,10 +502,10 @@ def identity(sent: bytes) -> str:
     return checked_text(sent[len(ODD) :].decode()) if sent.startswith(ODD) else sent.hex()
 
 
-def attributes(pairs: Iterable[Any], convert: Callable[[Any], Any]) -> Tags:
+def attributes(pairs: Sequence[Any], convert: Callable[[Any], Any]) -> Tags:
     """Attributes (KeyValue) by their names. Raises: Invalid if a text cannot be stored."""
     made: Tags = {}
-    for pair in pairs:
+    for pair in pairs[:]:  # a list, which takes half the time of the iterator
         key, value = pair.key, pair.value
         content = value.string_value  # of most of them; no conversion changes it
         if "\0" in key or "\0" in content:
@@ -366,7 +521,7 @@ def scope_context(convert: Callable[[Any], Any], message: Any, context: Context)
     for name, value in ("otel.scope.name", scope.name), ("otel.scope.version", scope.version):
         if value:
             own[name] = checked_text(value)
-    return context._replace(tags=context.merged(own), scope=own)
+    return replace(context, tags=context.merged(own), scope=own, kept={})
 
 
 def any_value(value: Any) -> Any:
@@ -388,6 +543,8 @@ def any_value(value: Any) -> Any:
 
 def any_text(value: Any) -> str:
     """An AnyValue as a text: a string as it is, anything else as JSON."""
+    if number := value.int_value:
+        return str(number)
     content = any_value(value)
     if isinstance(content, str):
         return content
@@ -403,6 +560,6 @@ def checked_text(text: str) -> str:
 
 def checked_time(nanoseconds: int) -> int | None:
     """A time; None if it is not known. Raises: Invalid."""
-    if nanoseconds not in INT64:
-        raise Invalid("time out of range")
+    if nanoseconds > LATEST:
+        raise Invalid(OUT_OF_RANGE)
     return nanoseconds or None

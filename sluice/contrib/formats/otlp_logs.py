@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1 import logs_pb2
 
@@ -32,7 +33,7 @@ def resource(message: Any, context: Context) -> Context:
     service = own.pop("service.name", None) if isinstance(own.get("service.name"), str) else None
     if message.resource.dropped_attributes_count:
         own["otel.dropped_attributes_count"] = message.resource.dropped_attributes_count
-    return context._replace(tags=own, service=service)
+    return replace(context, tags=own, service=service)
 
 
 def log_rows(message: Any, context: Context) -> tuple[Log]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 
 from sluice.contrib.formats import otlp
 from sluice.contrib.formats.otlp import (
+    LATEST,
+    OUT_OF_RANGE,
     Context,
     Node,
     Tags,
@@ -22,7 +26,7 @@ from sluice.contrib.formats.otlp import (
     identity,
     scope_context,
 )
-from sluice.contrib.formats.parts import encoded_size, finite_or_text
+from sluice.contrib.formats.parts import MANY_PAIRS, encoded_size, finite_or_text
 from sluice.contrib.formats.prometheus import BUCKET, bucket_bound, negated
 from sluice.streams.metrics import state_field, typed_value
 from sluice.streams.record import Invalid, Metric
@@ -33,18 +37,20 @@ TEMPORALITIES: dict[int, str] = {
     messages.AGGREGATION_TEMPORALITY_CUMULATIVE: "cumulative",
 }
 SCALE = 64  # SDKs use -10 to 20; beyond 64 a bound is less than a float can tell
+NUMBERS = {"as_double": "float", "as_int": "integer"}
 INFINITY = float("inf")
 PARTS = 10_000  # buckets, quantiles or exemplars of one data point; SDKs send up to 160 buckets
 
 
 class PointRows(list[Metric]):
     def __init__(self, point: Any, context: Context) -> None:
-        self.context = context._replace(tags=context.merged(attributes(point.attributes, any_text)))
+        self.context = context
+        self.tags = context.merged(attributes(point.attributes, any_text))
         self.time = checked_time(point.time_unix_nano)
 
     def add(self, field: str, value: float | int | str, **more: str) -> None:
         """Add a row. more: tags of this row only."""
-        self.append(self.row(field, value, self.context.tags | more if more else self.context.tags, self.time))
+        self.append(self.row(field, value, self.tags | more if more else self.tags, self.time))
 
     def row(self, field: str, value: float | int | str, tags: Tags, time: int | None) -> Metric:
         """A row. A number that is not finite has a field of its own, so that the others hold numbers only."""
@@ -61,7 +67,7 @@ class PointRows(list[Metric]):
         if len(parts) > PARTS:
             raise Invalid(f"data point with more than {PARTS} parts")
         if parts:
-            own = encoded_size(self.context.tags) - self.context.size
+            own = encoded_size(self.tags) - self.context.size
             self.context.budget.repeat(len(parts), max(own, BUCKET))
         return parts
 
@@ -82,7 +88,7 @@ class PointRows(list[Metric]):
                     labels[name] = identity(given)
             value = getattr(exemplar, exemplar.WhichOneof("value") or "as_double")
             about = as_json({"value": finite_or_text(value), "labels": labels})
-            self.append(self.row("exemplar", about, self.context.tags, checked_time(exemplar.time_unix_nano)))
+            self.append(self.row("exemplar", about, self.tags, checked_time(exemplar.time_unix_nano)))
         return self
 
     def summarize(self, point: Any) -> None:
@@ -93,8 +99,30 @@ class PointRows(list[Metric]):
                 self.add(name, getattr(point, name))
 
 
-def number_rows(point: Any, context: Context) -> PointRows:
+def number_rows(point: Any, context: Context) -> Sequence[Metric]:
     """Of a gauge or sum."""
+    kind = NUMBERS.get(point.WhichOneof("value"))
+    if kind is None or point.flags or point.exemplars:
+        return other_number(point, context)
+    value = point.as_double if kind == "float" else point.as_int
+    if value - value:  # not finite
+        return other_number(point, context)
+    own, inherited, name = attributes(point.attributes, any_text), context.tags, context.name
+    tags = {**inherited, **own}
+    if len(tags) < len(inherited) + len(own):
+        tags = context.merged(own)
+    time, start = point.time_unix_nano, point.start_time_unix_nano
+    if time > LATEST:
+        raise Invalid(OUT_OF_RANGE)
+    row = Metric(time=time or None, name=name, tags=tags, field="value", value=value, type=kind)
+    if not start:
+        return (row,)
+    if start > LATEST:
+        return row, Metric(time=time or None, name=name, tags=tags, field="start", value=str(start), type="unsigned")
+    return row, Metric(time=time or None, name=name, tags=tags, field="start", value=start, type="integer")
+
+
+def other_number(point: Any, context: Context) -> PointRows:
     rows = PointRows(point, context)
     if kind := point.WhichOneof("value"):
         rows.add("value", getattr(point, kind))
@@ -164,35 +192,66 @@ def summary_rows(point: Any, context: Context) -> PointRows:
 
 
 def resource(message: Any, context: Context) -> Context:
-    return context._replace(tags=attributes(message.resource.attributes, any_text))
+    return replace(context, tags=attributes(message.resource.attributes, any_text))
 
 
 def metric_context(message: Any, context: Context) -> Context:
-    if not message.name:
+    name = checked_text(message.name)
+    if not name:
         raise Invalid("missing: name")
-    own = {f"otel.metadata.{name}": value for name, value in attributes(message.metadata, any_text).items()}
-    if message.unit:
-        own["otel.unit"] = checked_text(message.unit)
-    return context._replace(name=checked_text(message.name), tags=context.merged(own))
+    unit, more = message.unit, message.metadata
+    tags = context.kept.get(unit) if not more else None
+    if tags is None:
+        own = {f"otel.metadata.{name}": value for name, value in attributes(more, any_text).items()}
+        if unit:
+            own["otel.unit"] = checked_text(unit)
+        tags = context.merged(own)
+        if not more and len(tags) <= MANY_PAIRS:
+            context.keep(unit, tags)
+    return Context(context.budget, tags, context.scope, name, None, 0, context.kept)
 
 
-def data_points(message: Any, context: Context) -> Context:
-    own = {}
-    if temporality := TEMPORALITIES.get(getattr(message, "aggregation_temporality", 0), ""):
-        own["otel.temporality"] = temporality
-    if hasattr(message, "is_monotonic"):
-        own["otel.monotonic"] = "true" if message.is_monotonic else "false"
-    return context._replace(tags=context.merged(own))
+def data_points(has_temporality: bool, is_sum: bool) -> Callable[[Any, Context], Context]:
+    """What makes the context of the data points of a kind of metric."""
+
+    def read(message: Any, context: Context) -> Context:
+        number = message.aggregation_temporality if has_temporality else 0
+        monotonic = message.is_monotonic if is_sum else None
+        # most metrics of a scope have the same of all this; the tags are those of a unit, unless there are metadata
+        same = id(context.tags), number, monotonic
+        if (known := context.kept.get(same)) is None:
+            own = {}
+            if temporality := TEMPORALITIES.get(number, ""):
+                own["otel.temporality"] = temporality
+            if is_sum:
+                own["otel.monotonic"] = "true" if monotonic else "false"
+            tags = context.merged(own)
+            # the other dictionary is kept, too, so that no third one gets its id
+            known = tags, encoded_size(tags, "", None), context.tags
+            if len(tags) <= MANY_PAIRS:
+                context.keep(same, known)
+        tags, size, _ = known
+        size += len(msgspec.json.encode(context.name)) - len('""')
+        return Context(context.budget, tags, context.scope, context.name, None, size, context.kept)
+
+    return read
 
 
-KINDS = {
+KINDS: dict[str, tuple[Any, Any, Any]] = {
     "gauge": (messages.Gauge, messages.NumberDataPoint, number_rows),
     "sum": (messages.Sum, messages.NumberDataPoint, number_rows),
     "histogram": (messages.Histogram, messages.HistogramDataPoint, histogram),
     "exponentialHistogram": (messages.ExponentialHistogram, messages.ExponentialHistogramDataPoint, exponential),
     "summary": (messages.Summary, messages.SummaryDataPoint, summary_rows),
 }
-DATA = {name: Node(kind, data_points, {"dataPoints": Node(point, read)}) for name, (kind, point, read) in KINDS.items()}
+DATA = {
+    name: Node(
+        kind,
+        data_points("aggregation_temporality" in kind.DESCRIPTOR.fields_by_name, name == "sum"),
+        {"dataPoints": Node(point, read)},
+    )
+    for name, (kind, point, read) in KINDS.items()
+}
 METRIC = Node(messages.Metric, metric_context, DATA)
 SCOPE = Node(messages.ScopeMetrics, partial(scope_context, any_text), {"metrics": METRIC})
 RESOURCE = Node(messages.ResourceMetrics, resource, {"scopeMetrics": SCOPE})

@@ -14,6 +14,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from sluice.contrib.formats.parts import Refused, check_texts, encoded_size, finite_or_text
 from sluice.contrib.formats.protobuf import Field, load_messages, parse_message, split_fields, uncompress
@@ -24,6 +25,10 @@ from sluice.streams.metrics import typed_value
 from sluice.streams.record import INT64, Invalid, Metric, Reject
 
 messages = load_messages("prometheus")
+# Series have most labels in common, so a label is looked up by its bytes, in a third of the time that its texts take
+Whole1 = load_messages("prometheus", "Series1.labels").Request1
+LABELS, LABEL_BYTES = 8_192, 256  # that are kept, and the bytes of one
+known_labels: dict[bytes, tuple[str, str]] = {}
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
 SERIES, METADATA = {1: 1, 2: 5}, {1: 3, 2: -1}  # numbers of the fields of a request
 SYMBOLS = 4
@@ -44,6 +49,12 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
     if not message.field("Content-Encoding") and not is_request(body, version):  # all the same, it may be compressed
         with suppress(Invalid):
             body = uncompress(body, budget)
+    done, rows, request = 0, list[Metric](), None
+    if len(body) <= budget.limits.record:
+        done, rows, request = parse_whole(body, version, budget)
+        if done < 0:
+            yield from rows
+            return
     symbols: list[Field] = []
     known = False
     for field in split_fields(body):  # all of them: from here on, `split_fields` does not raise
@@ -55,10 +66,15 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
     if body and not known:  # of the other version, or of another format
         raise Invalid("no record in it")
     head = b"".join(body[symbol.start : symbol.end] for symbol in symbols)
-    request = Request(version, [body[symbol.content : symbol.end].decode() for symbol in symbols])
+    if request is None:
+        request = Request(version, [body[symbol.content : symbol.end].decode() for symbol in symbols])
+    yield from rows
     refused = Refused[bytes]()
     for field in split_fields(body):
         if field.number not in (SERIES[version], METADATA[version]):
+            continue
+        if done:
+            done -= 1
             continue
         if budget.left <= 0:
             refused.rest.append(body[field.start :])
@@ -73,6 +89,35 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Metric | R
         else:
             yield from rows
     yield from refused.rejects(lambda parts: head + b"".join(parts))
+
+
+def parse_whole(body: bytes, version: int, budget: Budget) -> tuple[int, list[Metric], Request | None]:
+    """How many series of a request are done, their rows, and what they share. -1: all are done.
+
+    Most requests have valid series only, and the class parses all of them in the time in which ten are found. From one
+    on that is invalid, or that needs more than is left of the budget, a request is taken apart.
+    """
+    try:
+        sent = (Whole1 if version == 1 else messages.Request2).FromString(body)
+    except DecodeError:
+        return 0, [], None
+    symbols = [*sent.symbols] if version == 2 else []
+    if not sent.timeseries or (version == 1 and sent.metadata) or len(symbols) > budget.limits.records:
+        return 0, [], None
+    request, rows = Request(version, symbols), list[Metric]()
+    for done, series in enumerate(sent.timeseries):
+        left, room = budget.left, budget.room
+        budget.left -= len(rows)  # who yields them charges them
+        try:
+            if budget.left <= 0:
+                raise Exhausted
+            made = request.series_rows(series, budget, True)
+        except Invalid:
+            budget.left, budget.room = left, room
+            return done, rows, request
+        budget.left += len(rows)
+        rows += made
+    return -1, rows, request
 
 
 def is_request(body: bytes, version: int) -> bool:
@@ -119,31 +164,44 @@ class Request:
             return [metadata(name, about.type, about.help, about.unit)]
         if len(raw) > COUNTED_BYTES:  # an empty part has two bytes, and takes a hundred times as many
             budget.work(sum(1 for _ in split_fields(raw)) // BRACKETS)
-        series = parse_message(messages.Series1 if self.version == 1 else messages.Series2, raw)
-        count = len(series.samples) + 3 * len(series.histograms) + len(series.exemplars)
+        return self.series_rows(parse_message(messages.Series1 if self.version == 1 else messages.Series2, raw), budget)
+
+    def series_rows(self, series: Any, budget: Budget, is_whole: bool = False) -> list[Metric]:
+        """The rows of a series. They are paid for as above.
+
+        is_whole: it was parsed with the others. Raises: Invalid; Exhausted, also if its parts are to be counted first.
+        """
+        samples, histograms, exemplars = series.samples, series.histograms, series.exemplars
+        count = len(samples) + 3 * len(histograms) + len(exemplars)
         if count > budget.limits.records:
             raise Invalid(f"series of more than {budget.limits.records} rows")
         budget.left -= count
-        self.charge(series, budget)
-        name, tags = labelled(self.labels(series))
+        if self.version == 2 or histograms:
+            self.charge(series, budget)
+        is_undecoded = is_whole and self.version == 1
+        labels = read_labels(series.labels[:]) if is_undecoded else self.labels(series)
+        if is_whole and len(labels) + count > BRACKETS and series.ByteSize() > COUNTED_BYTES:
+            raise Exhausted
+        name, tags = labelled(labels, is_undecoded)
         created = series.created_timestamp if self.version == 2 else 0
-        rows = list(sample_rows(name, tags, series.samples, created))
-        for histogram in series.histograms:
+        rows = sample_rows(name, tags, samples, created)
+        for histogram in histograms:
             rows += native_histogram(name, tags, histogram, created)
-        for exemplar in series.exemplars:
+        for exemplar in exemplars:
             about = {"value": plain_number(exemplar.value), "labels": dict(self.labels(exemplar))}
             rows.append(text_row(nanoseconds(exemplar.timestamp), name, tags, "exemplar", about))
         if self.version == 2:
             about = series.metadata
             key = name, about.type, about.help_ref, about.unit_ref
-            if any(key[1:]) and key not in self.described:
-                self.described.add(key)
+            if is_described := any(key[1:]) and key not in self.described:
                 rows.append(metadata(name, about.type, self.symbol(about.help_ref), self.symbol(about.unit_ref)))
         if not rows:  # Prometheus takes them
             budget.left -= bodies.EMPTY_COST
         budget.left += count
         if self.version == 2 or len(rows) > 1:
             budget.repeat(len(rows), encoded_size(tags, name))
+        if self.version == 2 and is_described:
+            self.described.add(key)
         return rows
 
     def charge(self, series: Any, budget: Budget) -> None:
@@ -161,7 +219,7 @@ class Request:
 
     def labels(self, part: Any) -> list[tuple[str, str]]:
         if self.version == 1:
-            return [(label.name, label.value) for label in part.labels]
+            return [(label.name, label.value) for label in part.labels[:]]  # a list: see `otlp.attributes`
         references = [self.symbol(number) for number in part.labels_refs]
         if len(references) % 2:
             raise Invalid("label without a value")
@@ -174,12 +232,28 @@ class Request:
         return self.symbols[number]
 
 
-def labelled(labels: list[tuple[str, str]]) -> tuple[str, dict[str, str]]:
+def read_labels(sent: list[bytes]) -> list[tuple[str, str]]:
+    """The labels of a series, undecoded. Raises: Invalid."""
+    return [known_labels.get(each) or read_label(each) for each in sent]
+
+
+def read_label(sent: bytes) -> tuple[str, str]:
+    label = parse_message(messages.Label, sent)
+    check_texts(label.name, label.value)
+    if len(sent) <= LABEL_BYTES:
+        if len(known_labels) >= LABELS:
+            known_labels.clear()
+        known_labels[sent] = label.name, label.value
+    return label.name, label.value
+
+
+def labelled(labels: list[tuple[str, str]], is_checked: bool = False) -> tuple[str, dict[str, str]]:
     """The name of a metric, and its tags: the other labels. Raises: Invalid."""
     tags = dict(labels)
     if len(tags) < len(labels):
         raise Invalid("duplicate label")
-    check_texts(*tags, *tags.values())
+    if not is_checked:
+        check_texts(*tags, *tags.values())
     name = tags.pop("__name__", "")
     if not name:
         raise Invalid("missing: __name__")
@@ -193,15 +267,21 @@ def nanoseconds(milliseconds: int) -> int:
     return time
 
 
-def sample_rows(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> Iterator[Metric]:
+def sample_rows(name: str, tags: dict[str, str], parts: Iterable[Any], created: int) -> list[Metric]:
     """The rows of samples. created: the start of those that have none of their own. Raises: Invalid."""
-    last = 0
+    last, rows = 0, []
     for part in parts:
         time, value, start = nanoseconds(part.timestamp), part.value, part.start_timestamp or created
         if start != last:
             last = start
-            yield Metric(time=time, name=name, tags=tags, field="start", value=nanoseconds(start), type="integer")
-        yield value_row(time, name, tags, value)
+            rows.append(
+                Metric(time=time, name=name, tags=tags, field="start", value=nanoseconds(start), type="integer")
+            )
+        if value - value == 0:
+            rows.append(Metric(time=time, name=name, tags=tags, field="value", value=value, type="float"))
+        else:
+            rows.append(value_row(time, name, tags, value))
+    return rows
 
 
 def value_row(time: int, name: str, tags: dict[str, str], value: float) -> Metric:

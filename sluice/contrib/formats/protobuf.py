@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
@@ -33,10 +33,18 @@ class Field(NamedTuple):
     end: int
 
 
-def load_messages(name: str) -> SimpleNamespace:
-    """The classes of the messages and enums in NAME.proto, by their names."""
+def load_messages(name: str, undecoded: str = "") -> SimpleNamespace:
+    """The classes of the messages and enums in NAME.proto, by their names.
+
+    undecoded: MESSAGE.FIELD, a field of messages that is left as their bytes.
+    """
     pool = DescriptorPool()
     for each in FileDescriptorSet.FromString(DESCRIPTORS.read_bytes()).file:
+        for message in each.message_type:
+            for field in message.field:
+                if f"{message.name}.{field.name}" == undecoded:
+                    field.type = FieldDescriptorProto.TYPE_BYTES
+                    field.ClearField("type_name")
         pool.Add(each)
     file = pool.FindFileByName(f"{name}.proto")
     classes = {key: GetMessageClass(message) for key, message in file.message_types_by_name.items()}

@@ -265,21 +265,15 @@ class Postgres(Store[Session]):
 
     def copy(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> int:
         """Stream the records of bodies into the table; their number. Raises: RowsRejected."""
-        batch, senders = origin.batch, origin.senders
-        count = 0
         with db.cursor() as cursor, cursor.copy(table.copy) as copy:
             copy.set_types(table.sent)
-            write, row = copy.write_row, table.row
-            for body in bodies:
-                seq, received = body.seq, body.received
-                who = senders.get(seq, "") if senders else ""
-                count += len(body.records)
-                for record in body.records:
-                    try:
-                        write(row(batch, seq, received, record, who))
-                    except VALUE_ERRORS as error:
-                        raise RowsRejected(str(error)) from None
-        return count
+            write = copy.write_row
+            try:
+                for row in table.rows(origin, bodies):
+                    write(row)
+            except VALUE_ERRORS as error:
+                raise RowsRejected(str(error)) from None
+        return sum([len(body.records) for body in bodies])
 
     @override
     def bury(self, db: Session, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:

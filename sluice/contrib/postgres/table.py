@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -9,10 +10,11 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.store.tables import column_kind, escape_reason
-from sluice.store.types import Row
+from sluice.store.types import Body, Origin, Row
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
+encode = msgspec.json.Encoder().encode
 STAMP = "timestamp with time zone"
 KINDS = {float: "double precision", int: "bigint", bool: "boolean", str: "text", object: "jsonb"}
 # The type that COPY gets for a column: its binary form is the same, but psycopg makes it from another Python type. A
@@ -54,32 +56,41 @@ class Table:
         names = ", ".join(f'"{name}"' for name in self.columns)
         self.copy = f'COPY "{self.name}" ({names}) FROM STDIN (FORMAT BINARY)'
 
-    def row(self, batch: int, seq: int, received: int, record: Any, who: str = "") -> Row:
-        """A record as a row for COPY. who: its sender."""
-        arrived, time = received - Y2000, record.time
-        at = arrived if time is None else time // 1000 - Y2000
-        if self.typed:
-            value = record.value
-            text = value if record.type == "string" else None
-            number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
-            tags = b"\1" + msgspec.json.encode(record.tags)
-            row = arrived, at, record.name, tags, record.field, number, record.type, text
-            return (*row, *self.below(time), batch, seq, who)
-        fields = astuple(self.plain(record) if self.plain else record)[1:]
-        if self.nanoseconds:
-            fields += self.below(time)
-        row = (arrived, at, *fields, batch, seq, who)
-        if not self.encoded:
-            return row
-        values = list(row)
-        for n in self.encoded:
-            if values[n] is not None:
-                values[n] = b"\1" + msgspec.json.encode(values[n])
-        return tuple(values)
-
-    def below(self, time: int | None) -> tuple[int, ...]:
-        """The nanoseconds of a time below a microsecond, if the table has them."""
-        return (0 if time is None else time % 1000,) if self.nanoseconds else ()
+    def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Sequence[Any]]:
+        """The records of bodies as rows for COPY, one at a time: they are never in memory together."""
+        batch, senders = origin.batch, origin.senders
+        plain, encoded, typed, nanoseconds = self.plain, self.encoded, self.typed, self.nanoseconds
+        column, sent = None, b""  # the last value that is JSON, which rows share that one point or line has made
+        for body in bodies:
+            seq, arrived = body.seq, body.received - Y2000
+            who = senders.get(seq, "") if senders else ""
+            end = batch, seq, who
+            record: Any
+            for record in body.records:
+                when = record.time
+                at = arrived if when is None else when // 1000 - Y2000
+                last = (0 if when is None else when % 1000, *end) if nanoseconds else end
+                if typed:
+                    value = record.value
+                    text = value if record.type == "string" else None
+                    number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
+                    if record.tags is not column:
+                        column = record.tags
+                        sent = b"\1" + encode(column)
+                    yield arrived, at, record.name, sent, record.field, number, record.type, text, *last
+                    continue
+                row = (arrived, at, *astuple(plain(record) if plain else record)[1:], *last)
+                if not encoded:
+                    yield row
+                    continue
+                values = [*row]
+                for place in encoded:
+                    if (value := values[place]) is not None:
+                        if value is not column:
+                            column = value
+                            sent = b"\1" + encode(value)
+                        values[place] = sent
+                yield values
 
 
 def letter_row(stream: str, batch: int, whole: bool, seq: int, received: int, thing: Any) -> Row:

@@ -11,10 +11,11 @@ from msgspec.structs import astuple
 
 from sluice.base.times import iso_instant, iso_second
 from sluice.store.tables import column_kind
-from sluice.store.types import Body, Origin, Row, Unavailable
+from sluice.store.types import Body, Origin, Unavailable
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records
 
+encode = msgspec.json.Encoder().encode
 KINDS = {float: "REAL", int: "INTEGER", bool: "INTEGER", str: "TEXT", object: "TEXT"}
 # A type has the affinity of the first of these that it contains (datatype3.html); "": it converts nothing
 AFFINITIES = {
@@ -70,40 +71,42 @@ class Table:
         names = "" if ours == [*present] else "(" + ",".join(f'"{name}"' for name in ours) + ")"
         self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'
 
-    def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Row]:
+    def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Sequence[Any]]:
         """The rows of the records of bodies, one at a time: they are never in memory together."""
         batch, senders = origin.batch, origin.senders
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds
-        last, arrived = None, ""
+        last, arrived, unsent, at = None, "", "", ""
+        moment, second, date = None, None, ""  # of the last record
+        column, text = None, ""  # the last value that is JSON, which rows share that one point or line has made
         for body in bodies:
             seq = body.seq
             if body.received != last:
                 last = body.received
                 arrived = iso_instant(last)
+                unsent = arrived[:-1] + "000000Z" if nanoseconds else arrived
             who = senders.get(seq, "") if senders else ""
             for record in body.records:
                 when = record.time
                 if when is None:
-                    at = arrived if not nanoseconds else arrived[:-1] + "000000Z"
-                elif nanoseconds:
-                    at = f"{iso_second(when // 1_000_000_000)}.{when % 1_000_000_000:09d}Z"
-                elif when % 1_000_000_000:
-                    at = f"{iso_second(when // 1_000_000_000)}.{when // 1_000_000 % 1000:03d}Z"
-                else:
-                    at = iso_instant(when // 1000)
+                    at, moment = unsent, None
+                elif when != moment:
+                    moment = when
+                    if when // 1_000_000_000 != second:
+                        second = when // 1_000_000_000
+                        date = iso_second(second)
+                    below = f"{when % 1_000_000_000:09d}"
+                    at = f"{date}.{below if nanoseconds else below[:3]}Z"
                 row = astuple(plain(record) if plain else record) + (arrived, at, batch, seq, who)
-                yield self.encode(row) if encoded else row
-
-    def encode(self, row: Row) -> Row:
-        values = list(row)
-        for at in self.encoded:
-            if values[at] is not None:
-                values[at] = as_json(values[at])
-        return tuple(values)
-
-
-def as_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
+                if not encoded:
+                    yield row
+                    continue
+                values = [*row]
+                for place in encoded:
+                    if (value := values[place]) is not None:
+                        if value is not column:
+                            column, text = value, encode(value).decode()
+                        values[place] = text
+                yield values
 
 
 def keeps_values(present: str, kind: str, name: str) -> bool:

@@ -250,3 +250,19 @@ def test_the_shape_of_loki_before_1_0_is_stored(path: str) -> None:
     assert one == Log(time=1_715_165_546 * 10**9, level="warn", message="a", attributes={"job": "api"})
     assert (two.time, two.message) == (1_715_165_546_000_000_001, "b")
     assert bad.part.endswith(b'{"labels":"{job=\\"api\\",level=\\"warn\\"}","entries":[{"ts":1,"lime":"c"}]}]}')
+
+
+def test_no_line_is_stored_twice_or_lost_where_a_request_parsed_whole_is_taken_apart() -> None:
+    lines = [[str(10 * stream + n) for n in range(10)] for stream in range(3)]
+    lines[1][4] = "\0"
+    sent = protobuf(*(messages.Stream(labels='{a="b"}', entries=[*map(entry, some)]) for some in lines))
+    for records in range(1, 40):
+        found, limits, letters = [], LIMITS._replace(records=records), [sent]
+        while letters:
+            for result in decode("logs", letters.pop(), limits):
+                if isinstance(result, Log):
+                    found.append(result.message)
+                elif result.reason != "text with a NUL":
+                    letters.append(result.part)
+            limits = LIMITS
+        assert sorted(map(int, found)) == [n for n in range(30) if n != 14]

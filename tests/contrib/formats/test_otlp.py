@@ -16,11 +16,14 @@ from hypothesis import settings as profiles
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1 import metrics_pb2
 
+from sluice.contrib.formats import otlp
+from sluice.contrib.formats.protobuf import encode_field
 from sluice.contrib.formats.rpc_status import rpc_status
 from sluice.http import replies
 from sluice.streams.decoder import CHUNK_BYTES
-from sluice.streams.record import Log, Metric, Reject
+from sluice.streams.record import Limits, Log, Metric, Reject
 from support.list_items import LIMITS, decode, reject_reason
 from support.otlp_requests import JSON, NOON, attribute, in_json, item, items
 from support.table_of_cases import check_each_row
@@ -598,3 +601,81 @@ def test_for_any_bytes_there_are_records_or_rejects_and_never_an_exception(
             assert [x.reason for x in decode(stream, result.part)] == [result.reason]
         else:
             assert type(result) is record
+
+
+# --- a request that is parsed whole, and its parts
+
+
+def taken_apart(monkeypatch: pytest.MonkeyPatch, stream: str, sent: bytes, limits: Limits) -> list[Any]:
+    """What a request is decoded to if none of its messages is parsed with what is below it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(otlp.Protobuf, "at_once", False)
+        return decode(stream, sent, limits)
+
+
+def some_metrics(damaged: int) -> list[dict[str, Any]]:
+    """Twelve metrics of two points; what a number stands for is wrong with one of them."""
+    made = [gauge({"as_int": 2 * n}, {"as_int": 2 * n + 1}, name=f"m{n}") for n in range(12)]
+    made[3] |= {"unit": "By", "metadata": [attribute("a", string_value="b")]}
+    at = made[damaged % 12]
+    wrong = damaged // 12
+    if wrong == 0:
+        at["name"] = ""
+    elif wrong == 1:
+        at["gauge"]["data_points"][1] = {"attributes": [attribute("a", string_value="\0")], "as_int": 1}
+    elif wrong == 2:
+        at["gauge"]["data_points"][0] = {"time_unix_nano": 2**63, "as_int": 1}
+    elif wrong == 3:
+        at["gauge"] = {}
+    return made
+
+
+@pytest.mark.parametrize("records", [65_536, 40, 23, 9, 3, 1])
+def test_a_request_parsed_whole_is_what_its_parts_are(monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+    limits = LIMITS._replace(records=records)
+    for damaged in range(60):
+        request = metrics(*some_metrics(damaged))
+        request.resource_metrics.append(metrics(gauge({"as_int": 99}), gauge({})).resource_metrics[0])
+        sent = item("/v1/metrics", request.SerializeToString())
+        whole, parts = decode("metrics", sent, limits), taken_apart(monkeypatch, "metrics", sent, limits)
+        if records < 65_536:  # to take a message apart costs a record for each 16 of its fields
+            assert whole[: len(parts) - 1] == parts[:-1] or len(whole) > len(parts)
+        else:
+            assert whole == parts
+
+
+def test_nothing_is_stored_twice_or_lost_where_a_request_is_taken_apart() -> None:
+    sent = item("/v1/metrics", metrics(*some_metrics(16)).SerializeToString())
+    for records in range(1, 60):
+        found, limits, letters = [], LIMITS._replace(records=records), [sent]
+        while letters:
+            for result in decode("metrics", letters.pop(), limits):
+                if not isinstance(result, Reject):
+                    found.append(result.value)
+                elif result.reason != "text with a NUL":
+                    letters.append(result.part)
+            limits = LIMITS
+        assert sorted(found) == [n for n in range(24) if n != 9]
+
+
+def test_no_member_of_a_oneof_is_lost() -> None:
+    both = metrics(gauge({"as_int": 1})).resource_metrics[0].scope_metrics[0].metrics[0].SerializeToString()
+    more = metrics_pb2.Metric(sum={"data_points": [{"as_int": 2}]}).SerializeToString()  # type: ignore[arg-type]
+    again = metrics_pb2.Metric(gauge={"data_points": [{"as_int": 3}]}).SerializeToString()  # type: ignore[arg-type]
+    body = b"".join([both, more, again])
+    for number in 2, 2, 1:  # of a metric in a scope, of this in a resource, of this in a request
+        body = encode_field(number, body)
+    assert [row.value for row in decode("metrics", item("/v1/metrics", body))] == [1, 2, 3]
+
+
+def test_a_part_larger_than_one_may_be_is_refused_in_a_request_that_is_parsed_whole() -> None:
+    large = attribute("a", string_value="x" * (LIMITS.record // 4))
+    request = metrics(gauge({"as_int": 1}, {"as_int": 2, "attributes": [large]}, {"as_int": 3}))
+    one, other, reject = decode("metrics", item("/v1/metrics", request.SerializeToString()))
+    assert (one.value, other.value) == (1, 3)
+    assert reject.reason == f"NumberDataPoint larger than {LIMITS.record // 4} bytes"
+
+
+def test_a_plain_request_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "innermost", lambda *_: pytest.fail("one by one"))
+    assert len(decode("metrics", item("/v1/metrics", metrics(*some_metrics(59)).SerializeToString()))) == 24

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from sluice.contrib.formats import otlp
 from sluice.contrib.formats.otlp_traces import PARTS
 from sluice.contrib.formats.spans import Span
 from sluice.streams.record import Reject
@@ -154,24 +153,3 @@ def test_a_plain_object_of_a_users_own_path_has_the_fields_of_a_span() -> None:
     assert found == Span(time=1_766_600_000 * 10**9, trace_id="a", span_id="b", name="c", attributes={"d": [1]})
     large = msgspec.json.encode({"trace_id": "a", "span_id": "b", "name": "c" * LIMITS.record})
     assert "larger than" in decode("spans", large)[0].reason
-
-
-def test_a_small_request_is_decoded_as_a_whole_and_its_invalid_spans_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def sent(*names: str) -> bytes:
-        spans = [GIVEN | {"name": name, "attributes": [attribute("n", int_value=n)]} for n, name in enumerate(names)]
-        return item("/v1/traces", request(*spans).SerializeToString())
-
-    whole, partial = decode("spans", sent("a", "b")), decode("spans", sent("a", "b\0", "c"))
-    assert [type(result) for result in partial] == [Span, Span, Reject]
-    few = LIMITS._replace(records=5)
-    cut = decode("spans", sent(*"abcde"), few)
-    monkeypatch.setattr(otlp.Protobuf, "at_once", False)
-    assert decode("spans", sent("a", "b")) == whole
-    assert decode("spans", sent("a", "b\0", "c")) == partial
-    # what is decoded one by one costs more of the limit
-    assert isinstance(cut[-1], Reject) and isinstance(decode("spans", sent(*"abcde"), few)[-1], Reject)
-    monkeypatch.undo()
-    monkeypatch.setattr(otlp, "innermost", lambda *_: pytest.fail("one by one"))
-    assert decode("spans", sent("a", "b")) == whole

@@ -439,3 +439,19 @@ def test_the_gateway_counts_nothing_without_a_library_for_snappy(monkeypatch: py
     monkeypatch.setitem(sys.modules, "cramjam", None)
     with pytest.raises(remote_write_counts.Uncounted, match="no library for snappy"):
         remote_write_counts.count_block(body)
+
+
+def test_no_sample_is_stored_twice_or_lost_where_a_request_parsed_whole_is_taken_apart() -> None:
+    names = [f"m{n}" for n in range(12)]
+    names[4] = ""
+    sent = item(request(*(series({"__name__": name}, samples=[sample(n), sample(n)]) for n, name in enumerate(names))))
+    for records in range(1, 40):
+        found, limits, letters = [], LIMITS._replace(records=records), [sent]
+        while letters:
+            for result in decode("metrics", letters.pop(), limits):
+                if isinstance(result, Metric):
+                    found.append(result.value)
+                elif result.reason != "missing: __name__":
+                    letters.append(result.part)
+            limits = LIMITS
+        assert sorted(found) == [n for n in range(12) for _ in "ab" if n != 4]
