@@ -36,6 +36,7 @@ class Table:
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.typed = stream.typed
+        self.more = stream.typed and len(stream.record.__struct_fields__) > 6
         self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
         self.plain = plain_records(stream.record)
         self.encoded: list[int] = []  # positions of values that are sent as jsonb
@@ -63,7 +64,9 @@ class Table:
             text = value if record.type == "string" else None
             number = None if text is not None else Decimal(repr(value) if value.__class__ is float else value)
             tags = b"\1" + msgspec.json.encode(record.tags)
-            row = arrived, at, record.name, tags, record.field, number, record.type, text
+            # after those of a metric, JSON
+            more = [value and b"\1" + msgspec.json.encode(value) for value in astuple(record)[6:]] if self.more else ()
+            row = arrived, at, record.name, tags, record.field, number, record.type, *more, text
             return (*row, *self.below(time), batch, seq, who)
         fields = astuple(self.plain(record) if self.plain else record)[1:]
         if self.nanoseconds:
