@@ -119,6 +119,19 @@ def test_shapes_that_are_known_are_not_tried_again(monkeypatch: pytest.MonkeyPat
     assert clock.calls == first > 0
 
 
+def test_a_decoder_of_a_users_own_is_called_once_for_each_body() -> None:
+    called = []
+
+    def decode(item: bytes, limits: Limits) -> Decoded:
+        called.append(item)
+        return of("votes").decode(item, limits)
+
+    own = Stream("votes", Event, decode)
+    counts = Counts()
+    Sampler(counts, own).look(stored(own, VOTE), LIMITS, 1.0)
+    assert called == [VOTE] and counts.totals() == {}
+
+
 def test_bodies_without_rows_and_dead_letters_are_left_out() -> None:
     counts = Counts()
     sampler = Sampler(counts, of("votes"))
