@@ -21,12 +21,12 @@ from sluice.settings import Settings
 
 MOST_HEADS = 1024  # that are kept, and names of fields
 SENDER = b"Sluice-Sender"  # nginx sets it
-METHODS = ("Allow", "GET, HEAD, OPTIONS, POST, PUT")
+METHODS = "GET, HEAD, OPTIONS, POST, PUT"
 NAMES = (
     "HTTP_CONTENT_ENCODING",
     "CONTENT_TYPE",
 )  # what `needs_head` looks at, but for keys: a hook's are no field's alone
-PROBED = reply("200 OK", b"", "application/json", METHODS)
+PROBED = reply("200 OK", b"", "application/json", ("Allow", METHODS))
 
 fastly_services: list[str] = []  # of Fastly that may send here; none: its challenge is not answered
 
@@ -59,7 +59,7 @@ class HookReader:
         self.heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the hook
         self.fields: dict[bytes, bool] = {}  # whether a field of this name is kept
         self.permit = endpoint.methods.get("OPTIONS")
-        endpoint.read = self.read
+        endpoint.read, endpoint.allowed = self.read, METHODS
         if any(hook.answer for hook in (*hooks.named.values(), hooks.others)):
             endpoint.answer = self.answer
         endpoint.methods |= {"OPTIONS": self.options, "HEAD": self.head}
@@ -147,6 +147,8 @@ class HookReader:
                 kept.append(line)
         if hook.within:
             kept.append(b"Sluice-Within: %d" % hook.within)
+        if hook.order:
+            kept.append(b"Sluice-Order: " + hook.order)
         return b"\r\n".join((*kept, b"", b""))
 
 

@@ -15,7 +15,7 @@ from sluice.contrib.hooks import gateway
 from sluice.contrib.hooks.hook import Hook, decode, key_of
 from sluice.contrib.hooks.register import PATH
 from sluice.http.endpoints import Endpoint, Endpoints
-from sluice.http.replies import Rejected
+from sluice.http.replies import Rejected, not_allowed
 from sluice.routes import ROUTES
 from sluice.streams.record import Limits
 
@@ -104,3 +104,12 @@ def test_a_field_that_only_the_gateway_writes_is_not_taken_from_a_client() -> No
     endpoint = endpoint_of()
     item = endpoint.read(environ_of(Sent("", "/hooks/a", {"Sluice-Within": "300"}, "{}", {})), endpoint)
     assert b"Sluice-Within" not in item
+
+
+def test_a_405_names_the_methods_that_a_hook_takes() -> None:
+    endpoint = endpoint_of()
+    reply = not_allowed(endpoint.allowed)
+    methods = dict(reply.headers)["Allow"].split(", ")
+    assert methods == ["GET", "HEAD", "OPTIONS", "POST", "PUT"]
+    assert {*methods} == endpoint.taken | endpoint.methods.keys()
+    assert b"accepts only GET, HEAD, OPTIONS, POST and PUT." in b"".join(reply.chunks)
