@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -113,3 +114,15 @@ def test_a_405_names_the_methods_that_a_hook_takes() -> None:
     assert methods == ["GET", "HEAD", "OPTIONS", "POST", "PUT"]
     assert {*methods} == endpoint.taken | endpoint.methods.keys()
     assert b"accepts only GET, HEAD, OPTIONS, POST and PUT." in b"".join(reply.chunks)
+
+
+def test_the_order_of_a_line_is_in_its_items(tmp_path: Path) -> None:
+    file = tmp_path / "hooks"
+    file.touch(0o600)
+    file.write_text("a order=hook\n* order=none\n")
+    endpoint = endpoint_of(INGEST_HOOKS=str(file))
+    for name, noted in ("a", b"\r\nSluice-Order: hook\r\n"), ("b", b"\r\nSluice-Order: none\r\n"):
+        sent = Sent("", f"/hooks/{name}", {"Sluice-Order": "forged"}, "{}", {})
+        item = endpoint.read(environ_of(sent), endpoint)
+        assert noted in item and b"forged" not in item
+        assert decode(item, Limits()).records[0].head == {}  # type: ignore[attr-defined]
