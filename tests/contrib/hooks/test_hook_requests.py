@@ -17,6 +17,7 @@ from sluice.contrib.hooks.hook import Hook, decode, key_of
 from sluice.contrib.hooks.register import PATH
 from sluice.http.endpoints import Endpoint, Endpoints
 from sluice.http.replies import Rejected, not_allowed
+from sluice.http.request import BODY_ONLY
 from sluice.routes import ROUTES
 from sluice.streams.record import Limits
 
@@ -126,3 +127,41 @@ def test_the_order_of_a_line_is_in_its_items(tmp_path: Path) -> None:
         item = endpoint.read(environ_of(sent), endpoint)
         assert noted in item and b"forged" not in item
         assert decode(item, Limits()).records[0].head == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lines", ["", "a by content within 5m order=hook\n", "a scheme=token secret=t field=X-T\n"])
+def test_heads_of_one_shape_give_the_items_that_they_give_alone(lines: str, tmp_path: Path) -> None:
+    """They share an environ; those that are equal have one of their own (sluice/fastlane/grammar.py)."""
+    file = tmp_path / "hooks"
+    file.touch(0o600)
+    file.write_text(lines)
+    endpoint = endpoint_of(**{"INGEST_HOOKS": str(file)} if lines else {})
+
+    def environ(number: int, body: bytes, query: str = "") -> dict[str, Any]:
+        fields = {
+            "Host": "a.example",
+            "X-T": "t",
+            "X-GitHub-Delivery": f"d{number}",
+            "User-Agent": "a",
+            "Accept": "*/*",
+        }
+        sent = Sent("", f"/hooks/a{query}", fields, body, {})
+        head = "\r\n".join([f"POST {sent.path} HTTP/1.1", *(f"{n}: {v}" for n, v in fields.items()), "", ""])
+        return environ_of(sent) | {"fastlane.head": head.encode(), "fastlane.plain": BODY_ONLY}
+
+    shared = environ(0, b"{}")
+    challenge = b'{"type":"url_verification","challenge":"c"}'
+    for number, body, query in (
+        *((n, b'{"n":%d}' % n, "") for n in (0, 1, 1, 2)), (3, b"[]", "?x=1"), (4, b"{}", ""), (5, b"", ""),
+        (6, b"a" * (9 << 20), ""), (7, challenge, ""), (8, b'{"challenge":1}', ""),
+    ):  # fmt: skip
+        alone, again = environ(number, body, query), environ(number, body, query)
+        shared |= {name: alone[name] for name in alone if name != "wsgi.input"} | {"wsgi.input": io.BytesIO(body)}
+        found = []
+        for each in shared, again:
+            try:
+                found.append(endpoint.read(each, endpoint))
+            except Rejected as rejected:
+                found.append(rejected.args[0])
+        assert found[0] == found[1], number
+    assert (gateway.SHAPE in shared) == ("scheme" not in lines)
