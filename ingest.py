@@ -11,7 +11,6 @@ from sluice import registry, settings
 from sluice.fastlane.interface import Options
 from sluice.http import replies, request
 from sluice.http.endpoints import Endpoint, load_endpoints, without_slashes
-from sluice.http.notify_page import PageNotifier
 from sluice.http.replies import Rejected
 from sluice.http.routes import OK, Reply
 from sluice.routes import load_routes
@@ -22,8 +21,7 @@ SETTINGS = settings.load_or_exit()
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
 INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
-TELLER = PageNotifier(SETTINGS.rejected)
-tell = TELLER.tell
+TELLERS = [make(SETTINGS) for make in registry.load_hooks("rejections")]
 
 
 class PostAnswer:
@@ -120,10 +118,17 @@ def answer_readyz(environ: dict[str, Any], unready: Callable[[], Reply | None]) 
     return unready() or OK if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
 
 
+def tell(reply: Reply, path: str, environ: dict[str, Any] | None = None) -> None:
+    """Tell contributions what is rejected. path: of the route; environ has that of an unknown one."""
+    for teller in TELLERS:
+        teller.tell(reply, path, environ)
+
+
 def count_malformed(status: int, detail: str, begin: bytes) -> None:
     """A request that gunicorn has answered instead of this program, because it could not parse it, or that failed."""
     counts.counter(f"answered {status} ").n += 1
-    TELLER.tell_malformed(status, detail, begin)
+    for teller in TELLERS:
+        teller.tell_malformed(status, detail, begin)
 
 
 def tick_second() -> None:

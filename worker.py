@@ -31,7 +31,7 @@ from sluice import registry, settings
 from sluice.account import SHARED, Publisher, shared_settings
 from sluice.base import counters, daemon
 from sluice.parsers import DEAD, FOREVER, Keep
-from sluice.spool import open_inspector, open_outlet
+from sluice.spool import open_outlet, open_snapshots
 from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, RENEW_SECONDS, UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
@@ -467,10 +467,10 @@ def main(arguments: list[str]) -> int:
         check_store(config.store)
         require_file(config)
         row_destinations = open_destinations(config, streams)
-    inspector = open_inspector(config.spool, config.figures, UNHURRIED_SECONDS)
+    snapshots = open_snapshots(config.spool, config.figures, UNHURRIED_SECONDS)
     known = partial(shared_settings, streams, config.keep, row_destinations)
     publisher = Publisher(
-        inspector, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
+        snapshots, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
     )
     outlet = open_outlet(config.spool, config.figures, config.replicas)
     worker = Worker(

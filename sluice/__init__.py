@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sluice.http.routes import NO_CONTENT, OK, Reply, Route, reply
+    from sluice.streams.custom import stream
     from sluice.streams.record import Decoded, Limits, Record, Reject
-    from sluice.streams.registry import Stream, stream
+    from sluice.streams.registry import Stream
     from sluice.streams.times import nanoseconds
 
 __version__ = "0.2.0"  # of the package, and the first of CHANGELOG.md
@@ -22,7 +23,8 @@ __all__ = [
 _EXPORTS = {
     "http.routes": ("NO_CONTENT", "OK", "Reply", "Route", "reply"),
     "streams.record": ("Decoded", "Limits", "Record", "Reject"),
-    "streams.registry": ("Stream", "stream"),
+    "streams.custom": ("stream",),
+    "streams.registry": ("Stream",),
     "streams.times": ("nanoseconds",),
 }
 _MODULES = {name: f"sluice.{module}" for module, names in _EXPORTS.items() for name in names}

@@ -14,10 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 from sluice.parsers import DEAD, Keep
-from sluice.spool.inspector import Inspector, Snapshot
+from sluice.spool.snapshot import Snapshot, Snapshots
 from sluice.store import database_identity
 from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Epoch, Ledger, Unavailable
@@ -64,18 +64,6 @@ class Balance(Sums):
 
 class StreamBalance(Balance):
     stream: str
-
-
-class Cell(TypedDict):
-    """A cell that stores in this database. seconds: the age of its figures. late: it should have published others
-    since. shared: another installation publishes under its name.
-    """
-
-    cell: str
-    seconds: float
-    late: bool
-    shared: bool
-    streams: list[StreamBalance]
 
 
 class Shared(TypedDict):
@@ -149,27 +137,12 @@ def shared_settings(streams: Mapping[str, Stream], keep: Keep, row_destinations:
     }
 
 
-def cell_sums(cells: Iterable[Cell]) -> Sums:
-    """The sums over the streams of some cells; their oldest body."""
-    rows = [row for cell in cells for row in cell["streams"]]
-    figures: list[Mapping[str, Any]] = [*rows]
-    total: dict[str, Any] = {state: sum_known(row.get(state, 0) for row in figures) for state in STATES}
-    total["oldest_seconds"] = max((row["oldest_seconds"] or 0 for row in rows), default=0) or None
-    return cast("Sums", total)
-
-
-def sum_known(figures: Iterable[int | None]) -> int | None:
-    """A sum; None if a figure is unknown."""
-    known = list(figures)
-    return None if None in known else sum(filter(None, known))
-
-
 class Publisher:
     """A worker's part in publishing the figures of its cell, as `Published`: the workers of a cell take turns."""
 
     def __init__(
         self,
-        inspector: Inspector,
+        snapshots: Snapshots,
         streams: Iterable[str],
         name: str,
         keep: bool,
@@ -182,7 +155,7 @@ class Publisher:
         replicas: number of replicas of Redis that must confirm a commit, at least. settings: see `shared_settings`.
         home: INGEST_HOME, where the identity of the database is noted.
         """
-        self.inspector = inspector
+        self.snapshots = snapshots
         self.streams = set(streams)
         self.name, self.keep, self.replicas = name, keep, replicas
         self.settings: Callable[[], Shared | dict[str, Any]] = settings
@@ -200,12 +173,12 @@ class Publisher:
         self.due = began + EVERY_SECONDS
         if not self.named:
             asked, self.named = self.name, True
-            self.name = self.inspector.name_cell(asked, self.keep)
+            self.name = self.snapshots.name_cell(asked, self.keep)
             if self.name != asked:
                 log.info("this is the cell %s, as its list says, not %s", self.name, asked)
             with store.transaction(read=True) as db:
                 identity = store.identity(db)
-            if self.inspector.name_store(identity) not in ("", identity):
+            if self.snapshots.name_store(identity) not in ("", identity):
                 log.warning(OTHER_STORE)
             if self.home:
                 database_identity.note_identity(self.home, identity)
@@ -217,8 +190,8 @@ class Publisher:
             self.due = began + EVERY_SECONDS - known.seconds
             return
         streams, epochs, confirmed, lists = list[StreamBalance](), list[Epoch](), True, set[str]()
-        for stream in sorted(self.streams | self.inspector.streams()):
-            snapshot = self.inspector.snapshot(stream, self.replicas if confirmed else 0)
+        for stream in sorted(self.streams | self.snapshots.streams()):
+            snapshot = self.snapshots.snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
             lists |= {past.epoch for past in snapshot.history}
             if snapshot.partitions:

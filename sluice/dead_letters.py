@@ -8,8 +8,8 @@ from typing import Any
 
 from sluice.base import terminal
 from sluice.settings import SettingError
+from sluice.store.questions import DeadLetter, count_reasons, find_letters
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter
 from sluice.streams.message import after_head
 
 HEAD_BYTES = 40_000  # that the kept head of a body may have: more than nginx takes (large_client_header_buffers)
@@ -37,7 +37,7 @@ class DeadLetters:
     def reasons(self) -> list[tuple[str, str, int]]:
         """(stream, reason, letters), the most frequent first. Raises: SettingError if `where` is not valid SQL."""
         try:
-            return self.store.reasons(self.where)
+            return count_reasons(self.store, self.where)
         except ValueError as error:
             raise SettingError(f"--where: {error}") from None
 
@@ -46,7 +46,7 @@ class DeadLetters:
         letters: list[DeadLetter] = []
         below = 1 << 62  # above any id
         while missing := max(0, limit - len(letters)):
-            part = self.store.letters(self.where, 0, below, missing, newest=True)
+            part = find_letters(self.store, self.where, 0, below, missing, newest=True)
             if not part:
                 break
             letters += part
@@ -61,8 +61,8 @@ class DeadLetters:
         newest = self.newest(1)
         last = newest[0].id if newest else 0
         above = 0
-        while part := self.store.letters(
-            f"{streams_condition(streams)} AND {self.where}", above, last + 1, number, newest=False
+        while part := find_letters(
+            self.store, f"{streams_condition(streams)} AND {self.where}", above, last + 1, number, newest=False
         ):
             yield part
             above = part[-1].id

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
 
 from sluice import registry, settings
-from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, Cell, cell_sums, stream_balance, stream_ledger
+from sluice.account import LATE_INTERVALS, SHARED, STATES, Balance, StreamBalance, Sums, stream_balance, stream_ledger
 from sluice.base import terminal
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare_bytes
+from sluice.base.times import format_age
 from sluice.routes import load_routes
 from sluice.settings import Settings
-from sluice.spool import open_inspector
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
-from sluice.spool.inspector import Inspector, Process, Snapshot
+from sluice.spool.inspector import Inspector, Process, open_inspector
+from sluice.spool.snapshot import Snapshot
 from sluice.store.expiry import kept_seconds
-from sluice.store.registry import check_store, open_own
+from sluice.store.own import open_own
+from sluice.store.questions import count_reasons, find_unpublished
+from sluice.store.registry import check_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
 from sluice.streams.built_in import load_streams
@@ -220,15 +223,13 @@ class Observer:
         """Add to the rows of streams what keeps their bodies from where they should be."""
         if any(spare_bytes(place) < 0 for place in self.places):
             trouble.append("the disk is almost full: posts get 503, and little is stored, until there is room")
-        found = self.ask_store(lambda store: store.unpublished(), trouble) if self.store else None
+        found = self.ask_store(lambda store: find_unpublished(store), trouble) if self.store else None
         for row in rows.values():
             row["unpublished"] = None if found is None else 0
             row["unpublished_seconds"] = row["unpublished_reason"] = row["error"] = None
         for one in found or ():
             where = f"{one.address}: {one.reason or 'no worker has sent them'}"
-            trouble.append(
-                f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {terminal.format_age(one.seconds)})"
-            )
+            trouble.append(f"rows of {one.stream} wait for {where} ({one.bodies:,} bodies, {format_age(one.seconds)})")
             if one.stream in rows:
                 row = rows[one.stream]
                 row["unpublished"] = (row["unpublished"] or 0) + one.bodies
@@ -330,7 +331,7 @@ class Observer:
         began = time.monotonic()
         if began < self.due:
             return {}
-        answer = self.ask_store(lambda store: (self.ledgers(store, names, snapshots), store.reasons()), trouble)
+        answer = self.ask_store(lambda store: (self.ledgers(store, names, snapshots), count_reasons(store)), trouble)
         self.counted = {}
         if answer is None:
             return {}
@@ -429,7 +430,7 @@ def discrepancies(rows: Mapping[str, Balance]) -> list[str]:
 def cell_complaints(cell: Cell) -> list[str]:
     """A line if this cell publishes no figures any more, or another one publishes under its name."""
     if cell["late"]:
-        seen, bodies = terminal.format_age(cell["seconds"]), shown_bodies(waiting_bodies(cell))
+        seen, bodies = format_age(cell["seconds"]), shown_bodies(waiting_bodies(cell))
         return [f"{cell['cell']}: last seen {seen} ago, {bodies} bodies waiting there."]
     return [f"{cell['cell']}: {SHARED}."] if cell["shared"] else []
 
@@ -453,3 +454,30 @@ def stream_inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
             f"there is no stream {stream!r}; there are {', '.join(map(terminal.printable, sorted(names)))}."
         )
     return opened
+
+
+class Cell(TypedDict):
+    """A cell that stores in this database. seconds: the age of its figures. late: it should have published others
+    since. shared: another installation publishes under its name.
+    """
+
+    cell: str
+    seconds: float
+    late: bool
+    shared: bool
+    streams: list[StreamBalance]
+
+
+def cell_sums(cells: Iterable[Cell]) -> Sums:
+    """The sums over the streams of some cells; their oldest body."""
+    rows = [row for cell in cells for row in cell["streams"]]
+    figures: list[Mapping[str, Any]] = [*rows]
+    total: dict[str, Any] = {state: sum_known(row.get(state, 0) for row in figures) for state in STATES}
+    total["oldest_seconds"] = max((row["oldest_seconds"] or 0 for row in rows), default=0) or None
+    return cast("Sums", total)
+
+
+def sum_known(figures: Iterable[int | None]) -> int | None:
+    """A sum; None if a figure is unknown."""
+    known = list(figures)
+    return None if None in known else sum(filter(None, known))

@@ -90,11 +90,6 @@ def either_parser(word: str, value: Callable[[], T], other: Callable[[str], T]) 
     return parse
 
 
-def limit_parser(high: int) -> Callable[[str], int]:
-    """A parser of a limit of a client; `auto` is -1."""
-    return either_parser("auto", lambda: -1, integer_parser(0, high))
-
-
 def size_parser(low: int, high: int = 1 << 40) -> Callable[[str], int]:
     """A parser of sizes in bytes; the suffix k, m or g stands for KiB, MiB or GiB."""
 

@@ -80,7 +80,8 @@ class Spool(Entry):
 
     In each is the class of that name.
     pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
-    follow: "module:function" of the address; it makes a `MasterWatch` (sluice/base/connect.py).
+    connect: "module:function" of a class of connections and of the address; the class of those to the Redis that the
+        address names.
     is_redis: whether processes report their counts there; if not, they report to the cell's second Redis.
     max_body: bytes that a body may have; 0: as memory allows.
     """
@@ -88,7 +89,7 @@ class Spool(Entry):
     pattern: str = ""
     form: str = ""
     lane: str = ""
-    follow: str = ""
+    connect: str = ""
     is_redis: bool = True
     max_body: int = 0
 
@@ -156,6 +157,8 @@ class Contribution:
     places: "module:function" of the settings; (setting, file) for each file whose folder bin/up makes.
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
     chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
+    rejections: "module:class" of the settings. Its `tell(reply, path, environ)` is called for each request that a
+        gateway rejects, `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
     status: "module:function" of the counters; it yields lines for `sluice status`.
     figures: what `Observer` reads besides: name -> "module:class" of the settings, with `read(counted, trouble)`.
@@ -200,6 +203,7 @@ class Contribution:
     places: str = ""
     check: str = ""
     chores: str = ""
+    rejections: str = ""
     senders: str = ""
     openers: Mapping[str, str] = field(default_factory=dict)
     codings: Mapping[str, Coding] = field(default_factory=dict)

@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import shlex
-import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from sluice import parsers, places, registry
-from sluice.base.files import read_file, replace_file
+from sluice.base.files import read_file
 from sluice.parsers import (
     AUTO,
     ByStream,
@@ -145,11 +144,6 @@ class Settings:
     def draining(self) -> Path:
         """While this file exists, /readyz sends the balancer elsewhere."""
         return self.home / "run/draining"
-
-    @property
-    def rejected(self) -> Path:
-        """The socket at which nginx and the gateway tell the program `page` what they reject."""
-        return self.home / "run/rejected.sock"
 
     @property
     def closing(self) -> Path:
@@ -285,22 +279,6 @@ def of_last_start(home: Path) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines) if name.startswith("INGEST_")}
 
 
-def keep_for_verbs(s: Settings) -> None:
-    """Write what `of_last_start` reads, once the settings are checked."""
-    lines = {**s.given, "INGEST_CELL": s.cell}
-    head = (
-        f"# The settings of the last start, for the verbs; the next one writes this file anew, and reads INGEST_CELL\n"
-        f"# only. Yours are in {s.home / FILE}.\n"
-    )
-    text = head + "".join(f"{name}={value}\n" for name, value in sorted(lines.items()) if "\n" not in value)
-    before = of_last_start(s.home)
-    if before.get("INGEST_STORE") != s.given.get("INGEST_STORE"):
-        with contextlib.suppress(FileNotFoundError):
-            (s.home / STORE).unlink()  # another database from now on
-    if before != lines:
-        replace_file(s.home / STARTED, text)
-
-
 def default_cell(home: Path) -> str:
     """The name of a cell that never had one; it is kept in its home, also if that is moved."""
     identity = b""
@@ -339,21 +317,3 @@ def complain(error: object) -> int:
     line = "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in f"sluice: {error}")
     print(line, file=sys.stderr)
     return 2
-
-
-def read_secret(name: str, path: str | Path) -> str:
-    """The text of the file in the setting `name`. Raises: SettingError if nobody or everybody here can read it."""
-    try:
-        if not Path(path).is_dir() and not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe may take for ever
-            raise SettingError(f"{name}={str(path)!r} is no file.")
-        with open(path, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_mode & 0o007:
-                raise SettingError(f"{name}={str(path)!r} is accessible to every user of this machine: chmod 600 it.")
-            text = file.read()
-        if text.startswith("\ufeff") or "\0" in text:
-            what = "a NUL byte" if "\0" in text else "a byte order mark"
-            raise SettingError(f"{name}={str(path)!r} has {what}: write it as plain text.")
-        return text
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise SettingError(f"{name}={str(path)!r} cannot be read: {why}.") from None

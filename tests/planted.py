@@ -238,8 +238,8 @@ FAULTS = {
         ("tests/contrib/postgres/test_postgres_keys.py::test_a_key_that_expires_while_it_is_put_again_is_put",),
     ),
     "keys-replay": Fault(
-        "keys' window", "a replayed body leaves its keys to its copy in the same batch", STORE,
-        "                    keys.leave()", "                    pass",
+        "keys' window", "a replayed body leaves its keys to its copy in the same batch", "sluice/store/replay.py",
+        "                keys.leave()", "                pass",
         (KEY + "of_two_copies_that_are_dead_in_one_batch_a_replay_stores_one",),
     ),
     "keys-copies": Fault(

@@ -24,7 +24,7 @@ from sluice.fastlane.answers import BROKEN
 from sluice.http import replies, routes
 from sluice.ops import __main__ as command
 from sluice.routes import ROUTES
-from sluice.spool import contract, errors
+from sluice.spool import contract, errors, inspector
 from sluice.store.sqlite.table import Table
 from sluice.store.tables import TABLES
 from sluice.streams.built_in import STREAMS
@@ -117,7 +117,8 @@ def test_the_redis_keys_are_those_of_the_contract():
 
 
 def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
-    scripts = {name.lower(): text for name, text in vars(contract).items() if "redis.call(" in str(text)}
+    texts = vars(contract) | vars(inspector)
+    scripts = {name.lower(): text for name, text in texts.items() if "redis.call(" in str(text)}
     del scripts["epochs"]  # a function of two of them
     verbs = table(SPOOL, "verb")
     assert verbs.keys() == scripts.keys() | {"append", "commit"}

@@ -11,6 +11,7 @@ import pytest
 
 import planted
 from proving.harness import ROOT
+from proving.histories.plants import PLANTS
 from support.folders import whole
 
 
@@ -30,6 +31,12 @@ def test_each_fault_can_be_made_and_names_tests_that_exist() -> None:
             if function and not re.search(rf"def {function.rpartition('::')[2]}\(", text + shared):
                 odd.append(f"{name}: there is no test {test}")
     assert odd == []
+
+
+@whole
+def test_each_fault_of_the_histories_can_be_made() -> None:
+    texts = {name: (ROOT / (plant.module.replace(".", "/") + ".py")).read_text() for name, plant in PLANTS.items()}
+    assert [name for name, plant in PLANTS.items() if texts[name].count(plant.old) != 1] == []
 
 
 def test_every_dangerous_place_has_faults() -> None:

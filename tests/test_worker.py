@@ -54,6 +54,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import MAX_BODIES, Outlet
 from sluice.store import bookkeeping, expiry, transaction_limits
 from sluice.store.decoding import Group, decode_claim
+from sluice.store.questions import find_letters
 from sluice.store.registry import open_store
 from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Body, NewerTables, Outcome, Unavailable
@@ -594,7 +595,7 @@ def test_a_body_is_decoded_once_and_before_the_transaction_begins(redis: Server,
     assert seen == [(body, False) for body in bodies]
     assert sorted(choices(tmp)) == sorted([*"01245678", "9", "9"])
     with contextlib.closing(open_store(url, STREAMS)) as store:
-        assert [letter.seq for letter in store.letters()] == [1, 1, 4]
+        assert [letter.seq for letter in find_letters(store)] == [1, 1, 4]
 
 
 def test_a_body_is_buried_while_a_worker_decodes_it(redis: Server, tmp: Path) -> None:
@@ -617,7 +618,7 @@ def test_a_body_is_buried_while_a_worker_decodes_it(redis: Server, tmp: Path) ->
         buried.set()
         thread.join()
     with contextlib.closing(open_store(url, STREAMS)) as store:
-        assert [letter.reason for letter in store.letters()] == ["buried by the operator"]
+        assert [letter.reason for letter in find_letters(store)] == ["buried by the operator"]
     assert choices(tmp) == [] and claims(redis) == {}
 
 

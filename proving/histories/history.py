@@ -111,7 +111,7 @@ class History:
             signals = SimpleNamespace(setitimer=lambda *_: None, ITIMER_PROF=0)
             stack.enter_context(mock.patch.object(worker_program, "signal", signals))
             stack.enter_context(mock.patch.object(bury.terminal, "complain", self.world.say))
-            stack.enter_context(mock.patch.object(follower.daemon, "waited_seconds", lambda: 0.0))
+            stack.enter_context(mock.patch.object(follower, "waited_seconds", lambda: 0.0))
             for module in times, bookkeeping:
                 stack.enter_context(mock.patch.object(module, "uptime_seconds", self.world.monotonic))
                 stack.enter_context(mock.patch.object(module, "boot_id", lambda: f"boot {self.boots}"))

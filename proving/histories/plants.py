@@ -56,8 +56,8 @@ PLANTS = {
     ),
     "note-forgotten": Plant(
         "sluice.contrib.destinations.outbox",
-        "                forget(store, attempt.db, done)\n",
-        "                forget(store, attempt.db, [*done, *(made.name for made in attempt.objects.values())])\n",
+        "                forget_notes(store, attempt.db, done)\n",
+        "                forget_notes(store, attempt.db, [*done, *(made.name for made in attempt.objects.values())])\n",
     ),
     "folding-over-a-gap": Plant(
         "sluice.store.sqlite.store",

@@ -17,6 +17,7 @@ from sluice.account import Publisher, shared_settings
 from sluice.base.counters import SECONDS
 from sluice.base.override import override
 from sluice.contrib.destinations.destination import Carried, Rejected, Rows, Unwritable, single_body
+from sluice.contrib.destinations.far_rows import FarRow
 from sluice.contrib.destinations.outbox import Outbox
 from sluice.contrib.views.follower import Follower
 from sluice.contrib.views.kinds.feed import feed
@@ -32,10 +33,12 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store.decoding import decode_claim
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import Store
-from sluice.store.types import Body, FarRow, Unavailable
+from sluice.store.types import Body, Unavailable
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Limits, Record, Reject
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 from sluice.streams.unique import Rule
 
 LIST, VIEWS_LIST = "/redis", "/views"  # the paths of the sockets
@@ -236,7 +239,7 @@ class Cast:
         decode = partial(replay.decode_letter, streams, LIMITS)
         for some in DeadLetters(store).oldest_first(streams, 3):
             while some:
-                done = store.replay(some, decode, False, LIMITS)
+                done = replay_letters(store, some, decode, False, LIMITS)
                 some, stored = some[done.seen :], stored + done.stored
         store.close()
         self.world.say(f"replay: {stored}")

@@ -6,12 +6,9 @@ address: the path of a Unix socket, or a URL (docs/protocol/spool.md). timeout: 
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import threading
-import weakref
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
@@ -56,8 +53,8 @@ def parse_address(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
     common |= {"username": unquote(user) or None, "password": unquote(password) or None, **dict(parse_qsl(url.query))}
     common["socket_connect_timeout"] = min(timeout, CONNECT_SECONDS)
     kind = TlsConnection if url.scheme.startswith("rediss") else TcpConnection
-    if known := registry.of_url("spools", address):  # one that names the Redis to connect to
-        return kind, common | {"followed": registry.load_target(known.follow)(address)}
+    if known := registry.of_url("spools", address):  # others name the Redis to connect to
+        return registry.load_target(known.connect)(kind, address), common
     host, _, port = hosts.rpartition(":")
     return kind, common | {"host": host.strip("[]"), "port": int(port)}
 
@@ -66,57 +63,21 @@ def required(link: Any, replicas: int) -> int:
     """How many replicas must confirm a write on this connection: `replicas` at least, and each one that might be
     promoted. With fewer, a failover could promote one that lacks the write.
     """
-    watch = link.watch if replicas and isinstance(link, Following) else None
-    return max(replicas, watch.replicas) if watch else replicas
+    return replicas and max(replicas, getattr(link, "candidates", 0))
 
 
-class MasterWatch:
-    """Knows which Redis is the master. A contribution does.
+class Remote:
+    """A connection to a Redis on another machine, which may become a replica while it lasts.
 
-    replicas: how many might be promoted. links: the connections to the master, to be left when it changes.
-    changed: held while `links` is changed.
+    candidates: how many replicas might be promoted, as far as is known.
     """
 
-    replicas: int
-    links: weakref.WeakSet[Following]
-    changed: threading.Condition
-
-    def master(self) -> tuple[str, int]:
-        """Host and port of the master. Raises: ConnectionError if nobody names it; the first time it waits."""
-        raise NotImplementedError
-
-
-class Following:
-    """A connection to a Redis on another machine, which may become a replica while it lasts."""
-
-    def __init__(self, followed: Callable[[], MasterWatch] | None = None, **arguments: Any) -> None:
-        """followed: makes what names host and port, once a process; None: these are among the arguments."""
-        super().__init__(**arguments)
-        self.followed = followed
-        self.link: socket.socket | None = None
-
-    @property
-    def watch(self) -> MasterWatch | None:
-        return self.followed() if self.followed else None
+    candidates = 0
 
     def _connect(self) -> socket.socket:
-        followed = self.watch
-        if followed:
-            self.host, self.port = followed.master()
-        self.link = super()._connect()  # type: ignore[misc]
-        assert self.link
-        self.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
-        if followed:
-            with followed.changed:
-                followed.links.add(self)
-        return self.link
-
-    def leave_unless(self, master: tuple[str, int]) -> None:
-        """End a connection to another Redis, from another thread: a reply that is waited for never comes."""
-        if (self.host, self.port) != master and self.link:
-            with contextlib.suppress(OSError):
-                # not SSLSocket.shutdown: after it, what another thread sends is not encrypted
-                socket.socket.shutdown(self.link, socket.SHUT_RDWR)
+        link: socket.socket = super()._connect()  # type: ignore[misc]
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MS)
+        return link
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         """Read a reply. Raises: ConnectionError from a replica that refuses a write; the next command connects anew."""
@@ -124,12 +85,13 @@ class Following:
             return super().read_response(*arguments, **options)  # type: ignore[misc]
         except ReadOnlyError as error:
             self.disconnect()  # type: ignore[attr-defined]
-            raise ConnectionError(f"{self.host}:{self.port} is a replica: {error}") from error
+            where = f"{self.host}:{self.port}"  # type: ignore[attr-defined]
+            raise ConnectionError(f"{where} is a replica: {error}") from error
 
 
-class TcpConnection(Following, redis.Connection):
+class TcpConnection(Remote, redis.Connection):
     """To a host and port."""
 
 
-class TlsConnection(Following, redis.SSLConnection):
+class TlsConnection(Remote, redis.SSLConnection):
     """The same with TLS; redis-py checks the certificate and its name unless told otherwise."""

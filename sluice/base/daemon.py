@@ -1,4 +1,4 @@
-"""A program and the system that runs it: log formats, signals, sd_notify, watchdog, priority."""
+"""A program and the system that runs it: log formats, signals, sd_notify, watchdog."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import math
 import os
 import signal
 import socket
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from sluice.parsers import LogStyle
 
-AUTOGROUP = Path("/proc/self/autogroup")  # the niceness of this session
-SCHEDSTAT = Path("/proc/thread-self/schedstat")  # of this thread: nanoseconds of running, of waiting; …
-NICENESS = 10  # of a program that can wait: a tenth of the processor time of another one, while both want it
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # syslog(3)
 
 
@@ -80,42 +75,6 @@ def stop_on_signal(loop: Any) -> None:
 
 class Interrupted(KeyboardInterrupt):
     """SIGINT has come. Any other KeyboardInterrupt is one that some code has raised."""
-
-
-def interrupt_on_signal() -> None:
-    """At SIGINT raise Interrupted."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise Interrupted
-
-    signal.signal(signal.SIGINT, interrupt)
-
-
-def exit_on_signal() -> None:
-    """At SIGTERM or SIGINT exit with status 0: supervisord logs other ends as not expected."""
-    for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, lambda number, frame: sys.exit(0))
-
-
-def give_way() -> None:
-    """Let all other programs have precedence for the processors.
-
-    A process with SCHED_BATCH does not preempt another one when it wakes up. Where the kernel groups processes by
-    session (autogroup in sched(7)), niceness counts only within a session, so the session gets it too.
-    """
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # a sandbox may forbid it, and not every kernel has autogroups
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        if os.getsid(0) == os.getpid():
-            AUTOGROUP.write_text(str(NICENESS))
-
-
-def waited_seconds() -> float:
-    """Seconds for which this thread could have run, but had no processor; 0 if the kernel does not count them."""
-    try:
-        return int(SCHEDSTAT.read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
 
 
 def notify_systemd(state: str) -> None:

@@ -1,11 +1,10 @@
-"""Files of $INGEST_HOME, which other programs read while they are written, and whose places others must not change."""
+"""Files of $INGEST_HOME, which other programs read while they are written."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Collection
 from pathlib import Path
 
 
@@ -30,23 +29,3 @@ def read_file(path: Path) -> str:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(0, "is no file", str(path))
         return opened.read()
-
-
-def replaceable(path: Path, trusted: Collection[int], above: Collection[int]) -> str:
-    """Why other users may change a directory, or put something else in its place; "": they may not.
-
-    They may if a directory on the way to it, or to what it links to, is theirs, or if they may write to one. In a
-    sticky directory, such as /tmp, only its owner may rename what another user has made.
-    trusted, above: the ids of users who may own it, and the directories above it.
-    """
-    groups = {os.getegid(), *os.getgroups()}
-    for place in dict.fromkeys((*reversed(path.parents), *reversed(path.resolve().parents), path)):
-        with contextlib.suppress(FileNotFoundError):
-            for found in place.lstat(), place.stat():
-                if found.st_uid not in (trusted if place == path else above):
-                    return f"{place} belongs to another user"
-                if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and place != path):
-                    continue
-                if found.st_mode & 0o002 or (found.st_mode & 0o020 and found.st_gid not in groups):
-                    return f"other users may write to {place}"
-    return ""

@@ -87,16 +87,6 @@ def cut_text(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
-def format_age(seconds: float) -> str:
-    """Seconds as text with about two significant digits."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    for size, name in (60, "min"), (3600, "h"):
-        if seconds < 100 * size:
-            return f"{seconds / size:.0f} {name}"
-    return f"{seconds / 86400:.0f} d"
-
-
 def format_percent(share: float | None) -> str:
     """A share with a tenth of a percent, rounded down: 100 % means all. Empty if there is none."""
     return "" if share is None else f"{int(share * 1000 + 1e-9) / 10:g} %"

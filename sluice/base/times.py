@@ -43,3 +43,13 @@ def boot_id() -> str:
 def microseconds(text: str) -> int:
     """The inverse of `iso_instant`."""
     return int(datetime.fromisoformat(text).timestamp() * 1000 + 0.5) * 1000
+
+
+def format_age(seconds: float) -> str:
+    """Seconds as text with about two significant digits."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    for size, name in (60, "min"), (3600, "h"):
+        if seconds < 100 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds / 86400:.0f} d"

@@ -33,8 +33,8 @@ class Endpoint:
     kept: the fields, else; see `kept_field`.
 
     A contribution may set: read, which makes the item of a request (`request.read_item`); answer, which makes a reply
-    that depends on the request of an environ and an item, or returns None; methods: what answers other methods than
-    POST, or returns None.
+    that depends on the request of an environ and an item, or returns None; form, which makes an error in the encoding
+    of its request, given `in_json`; methods: what answers other methods than POST, or returns None.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class Endpoint:
         "allowed",
         "answer",
         "empty",
+        "form",
         "in_json",
         "keeps_fields",
         "keeps_head",
@@ -78,6 +79,7 @@ class Endpoint:
         self.empty = route.empty or route.json is not None
         self.read: Callable[[dict[str, Any], Endpoint], bytes] = request.read_item
         self.answer: Callable[[dict[str, Any], bytes], Reply | None] | None = None
+        self.form: Callable[[Reply, bool], Reply] | None = None
         self.methods: dict[str, Callable[[dict[str, Any]], Reply | None]] = {}
         self.reply = route.json if in_json and route.json else route.reply
         self.replies = self.reply, replies.closing_reply(self.reply)
@@ -97,7 +99,7 @@ class Endpoint:
         """An error in the form that this path's clients expect."""
         if reply is replies.EMPTY and self.empty:
             return self.reply
-        return reply if self.in_json is None else replies.rpc_status(reply, self.in_json)
+        return self.form(reply, self.in_json) if self.form and self.in_json is not None else reply
 
 
 class Endpoints:

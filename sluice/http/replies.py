@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 
 from sluice import registry
-from sluice.http.routes import JSON, PROTOBUF, Reply, reply
+from sluice.http.routes import Reply, reply
 
 # One line of printable ASCII: nginx can repeat no other text from a header field
 LINE = re.compile("(?:[!-~](?:[ -~]{0,999}[!-~])?)?")
@@ -56,25 +56,6 @@ def unavailable(detail: str, retry_after: int) -> Reply:
     if not retry_after:
         return problem("413 Content Too Large", detail)
     return problem("503 Service Unavailable", detail, ("Retry-After", str(retry_after)))
-
-
-def rpc_status(given: Reply, in_json: bool) -> Reply:
-    """An error as OTLP has it: google.rpc.Status, with the detail as message (field 2), without a code.
-
-    given: made by `problem`. in_json: else in protobuf.
-    """
-    detail = json.loads(b"".join(given.chunks))["detail"]
-    more = [header for header in given.headers if not header[0].startswith("Content-")]
-    return encoded_status(given.status, detail, in_json, *more)
-
-
-@lru_cache(maxsize=256)
-def encoded_status(status: str, detail: str, in_json: bool, *headers: tuple[str, str]) -> Reply:
-    if in_json:
-        return reply(status, json.dumps({"message": detail}).encode(), JSON, *headers)
-    text = detail.encode()
-    size = bytes([len(text)]) if len(text) < 128 else bytes([len(text) & 127 | 128, len(text) >> 7])
-    return reply(status, b"\x12" + size + text, PROTOBUF, *headers)
 
 
 class Rejected(Exception):

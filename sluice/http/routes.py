@@ -6,7 +6,6 @@ import re
 from typing import NamedTuple
 
 JSON = "application/json"
-PROTOBUF = "application/x-protobuf"
 VARYING = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}|/\*$")  # what varies in a path
 
 

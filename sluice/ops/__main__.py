@@ -15,9 +15,11 @@ import signal
 import sys
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from sluice import __version__, places, registry, settings
-from sluice.base import daemon, terminal
+from sluice.base import terminal
+from sluice.base.daemon import Interrupted
 
 CORE = {
     verb: f"sluice.ops.{verb}"
@@ -75,7 +77,8 @@ def main(words: list[str]) -> int:
         print(f"sluice {__version__}") if arguments.version else whole.print_help()
         return 0
 
-    from sluice.spool.errors import SPOOL_ERRORS, NoSuchVerb, in_one_line
+    from sluice.spool.errors import SPOOL_ERRORS, in_one_line
+    from sluice.spool.inspector import NoSuchVerb
     from sluice.store.types import Unavailable  # only now: --help needs neither
 
     try:
@@ -93,7 +96,7 @@ def main(words: list[str]) -> int:
 
 def run_command() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # sluice dead | head
-    daemon.interrupt_on_signal()
+    interrupt_on_signal()
     os.umask(0o077)
     try:
         status = main(sys.argv[1:])
@@ -106,6 +109,15 @@ def run_command() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where the rest of it goes at the exit
         status = 1
     sys.exit(status)
+
+
+def interrupt_on_signal() -> None:
+    """At SIGINT raise Interrupted."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise Interrupted
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from sluice import parsers
 from sluice.base import terminal
 from sluice.settings import Settings
 from sluice.store import copies
-from sluice.store.registry import open_own
+from sluice.store.own import open_own
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

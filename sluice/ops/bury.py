@@ -16,8 +16,10 @@ from sluice import ledger
 from sluice.base import terminal
 from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
-from sluice.store.registry import open_destinations, open_own
-from sluice.store.store import Store, retry_conflicts
+from sluice.store.own import open_own
+from sluice.store.registry import open_destinations
+from sluice.store.retries import retry_conflicts
+from sluice.store.store import Store
 from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Reject

@@ -17,8 +17,8 @@ from sluice.base.terminal import printable
 from sluice.base.times import iso_instant
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
-from sluice.store.registry import open_own
-from sluice.store.types import DeadLetter
+from sluice.store.own import open_own
+from sluice.store.questions import DeadLetter
 from sluice.streams.built_in import load_streams
 from sluice.streams.message import after_head
 

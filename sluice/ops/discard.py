@@ -15,8 +15,8 @@ from sluice import dead_letters
 from sluice.base import terminal
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
-from sluice.store.registry import open_own
-from sluice.store.store import retry_conflicts
+from sluice.store.own import open_own
+from sluice.store.retries import retry_conflicts
 from sluice.streams.built_in import load_streams
 
 ANSWERED = "reason LIKE 'duplicate: %'"

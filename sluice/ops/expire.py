@@ -13,12 +13,14 @@ import time
 from functools import partial
 
 from sluice.base import terminal
-from sluice.base.times import uptime_seconds
+from sluice.base.times import format_age, uptime_seconds
 from sluice.parsers import DEAD
 from sluice.settings import Settings
 from sluice.store.expiry import longest_kept
-from sluice.store.registry import open_destinations, open_own
-from sluice.store.store import retry_conflicts
+from sluice.store.own import open_own
+from sluice.store.questions import count_overdue
+from sluice.store.registry import open_destinations
+from sluice.store.retries import retry_conflicts
 from sluice.streams.built_in import load_streams
 
 SLACK_SECONDS = 86_400  # by which the clock may be ahead of the last deletion
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             believed = (store.believed() or 0) + int((uptime_seconds() - age) * 1e6)
             before = min(until, max(done + SLACK_SECONDS * 1_000_000, believed))
         table = "dead_letters" if name == DEAD else name
-        old = store.overdue(table, before)
+        old = count_overdue(store, table, before)
         if not arguments.dry_run:
             step = retry_conflicts(store.expire_letters if name == DEAD else partial(store.expire, name))
             began, more = time.monotonic(), old > 0
@@ -59,10 +61,10 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
                 more = step(before)
                 time.sleep(time.monotonic() - began)  # the workers write meanwhile
                 began = time.monotonic()
-            old -= store.overdue(table, before)
+            old -= count_overdue(store, table, before)
             store.set_horizons({name: before})
         if before < until:
-            ahead = terminal.format_age((until - before) / 1e6)
+            ahead = format_age((until - before) / 1e6)
             terminal.complain(f"{name}: the clock is {ahead} ahead of the last deletion; if it is right: --catch-up")
         print(f"{terminal.printable(name)}: {old} {'are too old' if arguments.dry_run else 'deleted'}")
     return 0

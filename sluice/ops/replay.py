@@ -29,8 +29,10 @@ from sluice.base.terminal import printable
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
 from sluice.store.decoding import failed_decoding
-from sluice.store.registry import open_destinations, open_own
-from sluice.store.types import DeadLetter, Replayed
+from sluice.store.own import open_own
+from sluice.store.questions import DeadLetter
+from sluice.store.registry import open_destinations
+from sluice.store.replay import Replayed, replay_letters
 from sluice.streams import registry
 from sluice.streams.built_in import load_streams
 from sluice.streams.record import Decoded, Limits, Reject
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         for some in letters.oldest_first(streams, CHUNK_LETTERS):
             decode = partial(decode_letter, streams, limits, deadly=deadly_letters(streams, limits, some))
             while some:
-                done = store.replay(some, decode, dry, limits)
+                done = replay_letters(store, some, decode, dry, limits)
                 some = some[done.seen :]
                 total = Replayed(*map(operator.add, total, done))
                 progress.at(total.stored + total.dead)

@@ -15,7 +15,8 @@ from sluice.base import terminal
 from sluice.ledger import Observer
 from sluice.settings import Settings
 from sluice.store import copies, database_identity
-from sluice.store.registry import open_own, open_store
+from sluice.store.own import open_own
+from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
 
 

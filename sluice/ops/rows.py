@@ -13,7 +13,8 @@ from sluice.base.terminal import cut_text, printable
 from sluice.base.times import iso_instant
 from sluice.dead_letters import HEAD_BYTES, body_excerpt, require_stream
 from sluice.settings import Settings
-from sluice.store.registry import open_own
+from sluice.store.own import open_own
+from sluice.store.questions import find_last_letters
 from sluice.streams.built_in import load_streams
 
 MOST_ROWS = 1000
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     width = WHOLE if arguments.full or arguments.json else CHARACTERS
     store = open_own(s, streams)
     columns, rows = store.last_rows(stream, arguments.limit, width + 1)
-    letters = store.last_letters(stream, arguments.limit, HEAD_BYTES + 4 * width)
+    letters = find_last_letters(store, stream, arguments.limit, HEAD_BYTES + 4 * width)
     store.close()
     if arguments.json:
         for row in rows:

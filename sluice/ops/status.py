@@ -12,12 +12,14 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from sluice.account import STATES, Cell, Sums, cell_sums
+from sluice.account import STATES, Sums
 from sluice.base import terminal
-from sluice.ledger import Observer, StreamRow, cell_complaints, discrepancies
+from sluice.base.times import format_age
+from sluice.ledger import Cell, Observer, StreamRow, cell_complaints, cell_sums, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import transaction_limits
-from sluice.store.registry import open_own
+from sluice.store.own import open_own
+from sluice.store.questions import forget_cell
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
     if arguments.forget is not None:
-        if not open_own(s, observer.streams).forget(arguments.forget):
+        if not forget_cell(open_own(s, observer.streams), arguments.forget):
             raise SettingError(f"there is no cell {arguments.forget!r} in this database.")
         return 0
     trouble: list[str] = []
@@ -70,7 +72,7 @@ def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], notes: li
         if row["purged"]:
             print(f"{name}: {row['purged']} accepted bodies were discarded by `{terminal.PROGRAM} purge`.")
         if lasts := row.get("keys_seconds"):
-            kept = f"{terminal.format_age(lasts)}, less than INGEST_UNIQUE"
+            kept = f"{format_age(lasts)}, less than INGEST_UNIQUE"
             most = f"at most {transaction_limits.MAX_KEYS:,} of a stream are"
             print(f"{name}: at this rate keys are kept for {kept}: {most}.")
         if row["deleted"] or row["expired"]:
@@ -85,8 +87,7 @@ def show_cells(cells: list[Cell] | None, trouble: list[str], as_json: bool) -> N
         print(json.dumps({"cells": cells, "trouble": trouble}, indent=2))
         return
     lines = [
-        [cell["cell"], f"{terminal.format_age(cell['seconds'])} ago", *row_columns(cell_sums([cell]))]
-        for cell in cells or ()
+        [cell["cell"], f"{format_age(cell['seconds'])} ago", *row_columns(cell_sums([cell]))] for cell in cells or ()
     ]
     print(
         terminal.format_table(
@@ -99,7 +100,7 @@ def oldest_age(row: Sums) -> str:
     """The age of the oldest body; "" if there is none."""
     if row["ready"] is None:
         return "?"
-    return "" if row["oldest_seconds"] is None else terminal.format_age(row["oldest_seconds"])
+    return "" if row["oldest_seconds"] is None else format_age(row["oldest_seconds"])
 
 
 def row_columns(row: Sums) -> list[str]:

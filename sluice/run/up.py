@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice import places, registry, settings
-from sluice.base import disk, terminal
+from sluice.base import terminal
 from sluice.base.counters import Counter
-from sluice.base.files import replaceable
 from sluice.http.endpoints import load_endpoints
 from sluice.places import ROOT
 from sluice.routes import load_routes
 from sluice.run import configure, launch, parts, servers
 from sluice.run.first_screen import first_screen, words_of
+from sluice.run.home import replaceable, unmounted
 from sluice.run.servers import Failed
 from sluice.store import database_identity
 
@@ -91,7 +91,7 @@ def check_home(home: Path) -> None:
 
 def require_mounted(name: str, path: Path) -> None:
     """Raises: SettingError if the disk with the path of a setting is not mounted: what is made would be below it."""
-    if place := disk.unmounted(path):
+    if place := unmounted(path):
         raise settings.SettingError(f"{name}: no disk is mounted at {place}, as /etc/fstab says: mount it.")
 
 

@@ -12,8 +12,8 @@ from sluice import registry
 
 if TYPE_CHECKING:
     from sluice.spool.inlet import Inlet
-    from sluice.spool.inspector import Inspector
     from sluice.spool.outlet import Outlet
+    from sluice.spool.snapshot import Snapshots
 
 
 def open_inlet(spool: str, figures: str, replicas: int, max_bytes: int, gateways: int) -> Inlet:
@@ -34,14 +34,14 @@ def open_outlet(spool: str, figures: str, replicas: int) -> Outlet:
     return outlet.Outlet(spool, replicas=replicas)
 
 
-def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
-    """The operator's side. timeout: seconds to wait for one reply of Redis."""
+def open_snapshots(spool: str, figures: str, timeout: float) -> Snapshots:
+    """What the figures of a cell are read with. timeout: seconds to wait for one reply of Redis."""
     if known := contributed_class(spool, "inspector:Inspector"):
-        opened: Inspector = known(spool, figures, timeout)
+        opened: Snapshots = known(spool, figures, timeout)
         return opened
-    from sluice.spool import inspector
+    from sluice.spool import snapshot
 
-    return inspector.Inspector(spool, timeout)
+    return snapshot.Snapshots(spool, timeout)
 
 
 def contributed_class(spool: str, name: str) -> Any:

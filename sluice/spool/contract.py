@@ -5,7 +5,8 @@
     commit              └──┘ claimed again when the lease ends
 
 READY and CLAIMED bodies are in Redis, STORED and DEAD ones in the store. Bodies are opaque bytes here. A number names a
-body only together with its epoch. The gateway's side is `inlet`, the worker's `outlet`, the operator's `inspector`.
+body only together with its epoch. The gateway's side is `inlet`, the worker's `outlet`, the operator's `inspector`;
+what the last two know of the lists is a `snapshot`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
 
-from sluice.spool.errors import NewerLayout
+from sluice.spool.errors import EARLIER, NewerLayout
 
 TIMEOUT_SECONDS = 3.0  # to wait for one reply: longer than a slow fsync, shorter than a client waits
 UNHURRIED_SECONDS = 30.0  # to wait for one reply where no client waits
@@ -49,7 +50,7 @@ class Keys(NamedTuple):
 
 COUNTS = "ingest:counts"  # of the whole installation
 ERRORS = "ingest:errors:"  # a prefix: the process id of a worker follows; why it cannot store streams, as JSON
-LAYOUT = 3  # of the keys; 2: `taken` was `claimed`, and `epochs` was `spools`. A change of their meaning raises it
+LAYOUT = 3  # of the keys. A change of their meaning raises it
 LAYOUT_KEY = "ingest:layout"
 CELL = "ingest:cell"  # the name of the cell whose list this is
 STORE = "ingest:store"  # the identity of the database that has what was stored of this list
@@ -198,51 +199,6 @@ if keep[2] then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', '(' .. keep[2]) 
 return settled
 """
 
-# The bodies from a sequence number on, in order, claims first, up to a number of bodies and bytes.
-PEEK = """
-local from, max_bodies, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
-local lists = {{taken + 1, KEYS[1], 'ready'}}
-for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  lists[#lists + 1] = {tonumber(string.match(id, ':(%d+):')), ARGV[1] .. id, 'claimed'}
-end
-table.sort(lists, function(a, b) return a[1] < b[1] end)
-local seen, size = {}, 0
-for _, list in ipairs(lists) do
-  local at = math.max(0, from - list[1])
-  local length = redis.call('LLEN', list[2])
-  while at < length and #seen < max_bodies and size < max_bytes do
-    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + max_bodies - #seen - 1))) do
-      seen[#seen + 1] = {list[1] + at, list[3], body}
-      size, at = size + #body, at + 1
-    end
-  end
-end
-return {taken + redis.call('LLEN', KEYS[1]), seen}
-"""
-
-# Purged bodies count as taken, so that their sequence numbers are not used again, and as purged, for the ledger.
-# A number says nothing without its epoch: the operator has seen the last epoch of a list, and bodies of a later one,
-# or of another list, stay.
-PURGE = """#!lua flags=allow-oom
-local last, seen = tonumber(ARGV[1]), false
-for _, epoch in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do
-  if epoch == ARGV[2] then seen = true
-  elseif seen then
-    last = math.min(last, tonumber(redis.call('ZSCORE', KEYS[6], epoch)) - 1)
-    break
-  end
-end
-if not seen and (ARGV[2] ~= '' or redis.call('EXISTS', KEYS[6]) == 1) then return 0 end
-local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
-local n = math.min(last - taken, redis.call('LLEN', KEYS[1]))
-if n <= 0 then return 0 end
-redis.call('LTRIM', KEYS[1], n, -1)
-redis.call('SET', KEYS[2], string.format('%.0f', taken + n))
-redis.call('INCRBY', KEYS[5], n)
-return n
-"""
-
 # allow-oom: the hash has a few dozen fields.
 COUNT = """#!lua flags=allow-oom
 for at = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
@@ -273,60 +229,41 @@ PROBE = """#!lua flags=allow-oom
 return redis.call('SET', KEYS[1], '1', 'EX', 60)
 """
 
-# From layout 2. A process of that version that still runs finds a list in the place of the counter `claimed`: it can
-# store nothing under numbers that others have. A day later, nothing is left of the list.
-UPDATE = """#!lua flags=allow-oom,allow-cross-slot-keys
-local layout = redis.call('GET', KEYS[1])
-if layout and tonumber(layout) >= tonumber(ARGV[1]) then return layout end
-for name, new in pairs({claimed = 'taken', spools = 'epochs'}) do
-  for _, old in ipairs(redis.call('KEYS', 'ingest:{*}:' .. name)) do
-    local stream = string.sub(old, 1, -#name - 1)
-    redis.call('RENAME', old, stream .. new)
-    if redis.call('EXISTS', stream .. 'claimed') == 0 then redis.call('RPUSH', stream .. 'claimed', 'see taken') end
-    redis.call('EXPIRE', stream .. 'claimed', 86400)
-  end
-end
-for _, field in ipairs(redis.call('HKEYS', ARGV[2])) do
-  if string.find(field, '^batch_bodies ') then
-    redis.call('HSET', ARGV[2], 'commit' .. string.sub(field, 6), redis.call('HGET', ARGV[2], field))
-    redis.call('HDEL', ARGV[2], field)
-  end
-end
-redis.call('SET', KEYS[1], ARGV[1])
-return ARGV[1]
-"""
-
 
 def open_layout(link: Any) -> None:
-    """redis-py calls this for a new connection of a gateway or a worker: bring the keys up to date, once.
+    """redis-py calls this for a new connection of a gateway or a worker: note the layout of the keys, once.
 
-    Raises: NewerLayout; RedisError.
+    Raises: NewerLayout; RedisError, for keys of an earlier layout, too.
     """
     link.on_connect()
     link.send_command("GET", LAYOUT_KEY)
-    layout = int(link.read_response() or 0)
-    if layout < LAYOUT:
+    found = link.read_response()
+    if not found:
+        link.send_command("SET", LAYOUT_KEY, LAYOUT, "NX", "GET")
         try:
-            link.send_command("EVAL", UPDATE, 1, LAYOUT_KEY, LAYOUT, COUNTS)
-            layout = int(link.read_response())
-        except ResponseError as error:  # Redis refuses to write
-            if layout:
-                raise ConnectionError(f"its keys have layout {layout}: {error}") from error
-            layout = LAYOUT  # nothing is there, most probably; the commands that follow tell the client
+            found = link.read_response()
+        except ResponseError:  # Redis refuses to write; the commands that follow tell the client
+            pass
+    layout = int(found or LAYOUT)
     if layout > LAYOUT:
         link.disconnect()
         raise NewerLayout("Redis", layout, LAYOUT)
+    refuse_other(link, layout)
 
 
 def read_layout(link: Any) -> None:
-    """The same for an operator: nothing changes, as processes of the earlier version may still run."""
+    """The same for an operator, who notes nothing. Raises: RedisError."""
     link.on_connect()
     link.send_command("GET", LAYOUT_KEY)
-    layout = int(link.read_response() or LAYOUT)
+    refuse_other(link, int(link.read_response() or LAYOUT))
+
+
+def refuse_other(link: Any, layout: int) -> None:
+    """Close the connection to keys of another layout. Raises: ConnectionError."""
     if layout != LAYOUT:
         link.disconnect()
-        other = "a gateway or worker of this version brings it up to date" if layout < LAYOUT else "update Sluice"
-        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {other}")
+        remedy = EARLIER if layout < LAYOUT else "update Sluice"
+        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {remedy}")
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:

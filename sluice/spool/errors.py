@@ -22,6 +22,10 @@ class Refusal(NamedTuple):
     retry_after: int
 
 
+# What to do about a layout from before the first release
+EARLIER = "start commit fe6a1b22 with it once, which brings it up to date"
+
+
 class NewerLayout(Exception):
     """Redis or the database has a layout that only a later version of this program knows."""
 
@@ -38,10 +42,6 @@ SPOOL_ERRORS = RedisError, SpoolUnavailable  # what every function of inlet, out
 
 def in_one_line(error: Exception) -> str:
     return str(error) if isinstance(error, SpoolUnavailable) else f"Redis is unavailable: {error}"
-
-
-class NoSuchVerb(Exception):
-    """A verb that the tools of what is in the list's place do better. The text says which tool."""
 
 
 class Lost(Exception):

@@ -1,61 +1,70 @@
-"""The operator's side of the list between gateway and worker: snapshot, peek, purge, release."""
+"""The operator's side of the list between gateway and worker: peek, purge, release."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator, Set
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from redis.exceptions import ResponseError
-
-from sluice.base.connect import connect_client, exchange, required
-from sluice.spool import contract
-from sluice.spool.claim import Claim, Window
+from sluice.spool import contract, contributed_class
+from sluice.spool.claim import Claim
 from sluice.spool.contract import Keys
+from sluice.spool.snapshot import Snapshot, Snapshots
 
 PEEK_BYTES = 4 << 20  # of items that one peek returns
 FOLLOW_SECONDS = 0.005
 Seen = tuple[Any, str, bytes]  # sequence number, state, item
 
+# The bodies from a sequence number on, in order, claims first, up to a number of bodies and bytes.
+PEEK = """
+local from, max_bodies, max_bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
+local lists = {{taken + 1, KEYS[1], 'ready'}}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+  lists[#lists + 1] = {tonumber(string.match(id, ':(%d+):')), ARGV[1] .. id, 'claimed'}
+end
+table.sort(lists, function(a, b) return a[1] < b[1] end)
+local seen, size = {}, 0
+for _, list in ipairs(lists) do
+  local at = math.max(0, from - list[1])
+  local length = redis.call('LLEN', list[2])
+  while at < length and #seen < max_bodies and size < max_bytes do
+    for _, body in ipairs(redis.call('LRANGE', list[2], at, math.min(at + 7, at + max_bodies - #seen - 1))) do
+      seen[#seen + 1] = {list[1] + at, list[3], body}
+      size, at = size + #body, at + 1
+    end
+  end
+end
+return {taken + redis.call('LLEN', KEYS[1]), seen}
+"""
 
-class Partitions(Protocol):
-    """Numbers that a contribution has in several lists."""
+# Purged bodies count as taken, so that their sequence numbers are not used again, and as purged, for the ledger.
+# A number says nothing without its epoch: the operator has seen the last epoch of a list, and bodies of a later one,
+# or of another list, stay.
+PURGE = """#!lua flags=allow-oom
+local last, seen = tonumber(ARGV[1]), false
+for _, epoch in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do
+  if epoch == ARGV[2] then seen = true
+  elseif seen then
+    last = math.min(last, tonumber(redis.call('ZSCORE', KEYS[6], epoch)) - 1)
+    break
+  end
+end
+if not seen and (ARGV[2] ~= '' or redis.call('EXISTS', KEYS[6]) == 1) then return 0 end
+local taken = tonumber(redis.call('GET', KEYS[2]) or 0)
+local n = math.min(last - taken, redis.call('LLEN', KEYS[1]))
+if n <= 0 then return 0 end
+redis.call('LTRIM', KEYS[1], n, -1)
+redis.call('SET', KEYS[2], string.format('%.0f', taken + n))
+redis.call('INCRBY', KEYS[5], n)
+return n
+"""
 
-    @property
-    def epochs(self) -> Set[str]:
-        """Of all these lists."""
 
-    def count(self, store: Any, stream: str) -> tuple[int, int, int]:
-        """How many bodies the store has, how many of their numbers are not settled, and how many bodies have the number
-        of another one, which the list has lost.
-        """
-
-
-class Snapshot(NamedTuple):
-    """The state of a stream in Redis at one moment.
-
-    taken: bodies ever claimed. ready: READY bodies. claims: the open claims, id -> number of bodies.
-    ages: claim id, or "" for the READY bodies -> seconds since the first of these bodies arrived, if a mark dates it.
-    size: approximate bytes of memory of all these bodies, if known. purged: bodies ever purged.
-    history: which epoch has which of the numbers from 1 to taken + ready, ascending.
-    confirmed: whether replicas have all of this, if they were asked, so that a failover does not lose it.
-    warning: what endangers the bodies, with what to do; "" if nothing does.
-    partitions: how the numbers are counted that are not those of one list; None: they are.
-    """
-
-    taken: int
-    ready: int
-    claims: dict[str, int] = {}
-    ages: dict[str, float] = {}
-    size: int | None = 0
-    purged: int = 0
-    history: list[Window] = []
-    confirmed: bool = True
-    warning: str = ""
-    partitions: Partitions | None = None
+class NoSuchVerb(Exception):
+    """A verb that the tools of what is in the list's place do better. The text says which tool."""
 
 
 class Process(NamedTuple):
@@ -70,49 +79,18 @@ class Process(NamedTuple):
     errors: dict[str, str] = {}
 
 
-class Inspector:
-    """Reads the state of Redis, purges, and releases claims. Every method raises RedisError."""
-
-    def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS) -> None:
-        self.redis = connect_client(address, timeout, redis_connect_func=contract.read_layout)
+class Inspector(Snapshots):
+    """Reads the bodies that wait, purges them, and releases claims. Every method raises RedisError."""
 
     def require(self, verb: str) -> None:
         """Whether there is such a verb for this spool. Raises: NoSuchVerb."""
-
-    def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
-        """The state of a stream. replicas: number of replicas of Redis that are asked to confirm it, at least."""
-        keys = Keys.of(stream)
-        pool = self.redis.connection_pool
-        link: Any = pool.get_connection()
-        commands: list[tuple[Any, ...]] = [("EVAL", contract.SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)]
-        number = required(link, replicas)
-        if number:  # on the same connection: another one may lead to a replica that was promoted meanwhile
-            commands += [("EVAL", contract.PROBE, 1, contract.PROBED), ("WAIT", number, contract.REPLICAS_MS)]
-        try:
-            reply, *confirmed = exchange(link, commands)
-        finally:
-            pool.release(link)
-        now, taken, ready, since, claims, size, purged, epochs = reply
-        arrived = {name.decode(): at for name, _, at in claims} | ({"": since} if ready else {})
-        return Snapshot(
-            taken,
-            ready,
-            {name.decode(): count for name, count, _ in claims},
-            {name: max(0, int(now) - int(at)) / 1e6 for name, at in arrived.items() if at},
-            size,
-            purged,
-            epoch_windows(
-                [(name.decode(), int(first)) for name, first in zip(epochs[::2], epochs[1::2])], taken, ready
-            ),
-            confirmed=not confirmed or confirmed[-1] >= number,
-        )
 
     def peek(self, stream: str, first: int = 0, limit: int = 100) -> tuple[int, list[tuple[int, str, bytes]]]:
         """Read items without claiming them: the last sequence number of the stream, and (sequence number, state, item)
         of READY and CLAIMED ones from `first` on. At most `limit` of them, and no more after PEEK_BYTES.
         """
         keys = Keys.of(stream)
-        last, items = self.redis.eval(contract.PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
+        last, items = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
         return last, [(seq, state.decode(), item) for seq, state, item in items]
 
     def waiting(self, stream: str, first: int, limit: int) -> Iterator[Seen]:
@@ -160,7 +138,7 @@ class Inspector:
     def purge(self, stream: str, seen: Snapshot) -> int:
         """Discard the READY bodies that a snapshot has counted; returns their number."""
         keys, epoch = Keys.of(stream), seen.history[-1].epoch if seen.history else ""
-        return int(self.redis.eval(contract.PURGE, 6, *keys[:5], keys.history, seen.taken + seen.ready, epoch))
+        return int(self.redis.eval(PURGE, 6, *keys[:5], keys.history, seen.taken + seen.ready, epoch))
 
     def write_off(self, stream: str, bodies: int) -> None:
         """Count bodies that are neither here nor in the database as purged."""
@@ -188,37 +166,15 @@ class Inspector:
         counts: Any = self.redis.hgetall(contract.COUNTS)
         return {field.decode(): int(n) for field, n in counts.items()}
 
-    def cell(self, default: str) -> str:
-        name: Any = self.redis.get(contract.CELL)
-        return (name or default.encode()).decode()
-
-    def name_cell(self, name: str, keep: bool) -> str:
-        """Name the cell whose list this is, and return its name. keep: a name that it has."""
-        with contextlib.suppress(ResponseError):  # a full Redis
-            self.redis.set(contract.CELL, name, nx=keep)
-        return self.cell(name)
-
-    def name_store(self, identity: str) -> str:
-        """Note which database has what is stored from now on; which one had what was stored before, or ""."""
-        with contextlib.suppress(ResponseError):  # a full Redis
-            before: Any = self.redis.set(contract.STORE, identity, get=True)
-            return (before or b"").decode()
-        return ""
-
     def memory(self) -> tuple[int, int]:
         """Bytes that Redis uses, and its limit (0: none)."""
         info = self.redis.info("memory")
         return info["used_memory"], info["maxmemory"]
 
-    def streams(self) -> set[str]:
-        matches = (contract.STREAM.match(key) for key in self.redis.scan_iter(contract.PATTERN, count=1000))
-        return {match[1].decode("utf-8", "replace") for match in matches if match}
 
-
-def epoch_windows(epochs: list[tuple[str, int]], taken: int, ready: int) -> list[Window]:
-    """The windows of the epochs of a list. epochs: each with its first number, ascending."""
-    if not epochs:
-        return []
-    ends = [first for _, first in epochs[1:]]
-    closed = [Window(name, first, end) for (name, first), end in zip(epochs, ends)]
-    return [*closed, Window(*epochs[-1], taken + ready + 1, taken)]
+def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
+    """The operator's side. timeout: seconds to wait for one reply of Redis."""
+    if known := contributed_class(spool, "inspector:Inspector"):
+        opened: Inspector = known(spool, figures, timeout)
+        return opened
+    return Inspector(spool, timeout)

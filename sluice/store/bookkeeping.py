@@ -17,7 +17,7 @@ from sluice.base.times import boot_id, uptime_seconds
 from sluice.parsers import DAY
 from sluice.spool.claim import Claim, Window
 from sluice.store import transaction_limits
-from sluice.store.types import CellFigures, Epoch, Ledger, Row, Unpublished, bare_url
+from sluice.store.types import CellFigures, Epoch, Ledger, Row
 
 Db = TypeVar("Db")
 
@@ -37,10 +37,6 @@ INSERT INTO batches_epochs AS e (stream, epoch, cell, first, last, purged) VALUE
 ON CONFLICT (stream, epoch) DO UPDATE SET cell = excluded.cell, purged = excluded.purged,
   last = CASE WHEN e.last > excluded.last THEN e.last ELSE excluded.last END"""
 
-
-# A worker deletes the note of what it has published with its next claim, or within ten seconds, and publishes what
-# another one has left after thirty
-LATE_SECONDS = 45
 
 LAST_KEY = b"\xff" * 17
 KEYS = "batches_keys"  # the horizon of keys has this name
@@ -196,41 +192,10 @@ class Bookkeeping(ABC, Generic[Db]):
             if values := figures.get("settings", {}).get(kind):
                 yield cell, values
 
-    def unpublished(self) -> list[Unpublished]:
-        """What waits for its destination, by stream and address: with a reason, or longer than LATE_SECONDS."""
-        asked = (
-            "SELECT stream, address, sum(bodies), max(age), max(reason) "
-            f"FROM (SELECT {self.AGE.format('since')} AS age, * FROM batches_objects) AS noted "
-            f"WHERE reason <> '' OR age > {LATE_SECONDS} GROUP BY 1, 2 ORDER BY 1, 2"
-        )
-        with self.transaction(read=True) as db:
-            return [Unpublished(row[0], bare_url(row[1]), int(row[2]), *row[3:]) for row in self.run(db, asked)]
-
-    def forget(self, cell: str) -> bool:
-        """Delete the figures of a cell; False if there are none."""
-        with self.transaction() as db:
-            return bool(self.run(db, "DELETE FROM batches_cells WHERE cell = ? RETURNING 1", (cell,)))
-
     def fold_again(self, db: Db, batches: Iterable[int]) -> None:
         """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
         for batch in batches:
             self.run(db, f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))
-
-    def unfold(self, db: Db, stream: str, batch: int, seq: int) -> None:
-        """Put back a row of `batches` that was folded, because a body of it is dead now."""
-        epoch = self.run(
-            db,
-            "SELECT f.epoch FROM batches_folded AS f JOIN batches_ranges AS r "
-            "ON r.stream = f.stream AND r.epoch = f.epoch AND ? BETWEEN r.first AND r.last "
-            "WHERE f.stream = ? AND ? BETWEEN f.first_batch AND f.last_batch",
-            (seq, stream, batch),
-        )  # two may fit (docs/protocol/database.md)
-        self.run(
-            db,
-            "INSERT INTO batches (id, claim, stream, first, bodies, records, persisted_at) "
-            f"{self.WITH_ID} VALUES (?, ?, ?, ?, 1, 0, {self.NOW})",
-            (batch, f"{epoch[0][0] if epoch else ''}:{seq}:{batch}", stream, seq),
-        )
 
     def count_deleted(self, db: Db, stream: str, rows: int) -> None:
         """Count rows that were deleted by age. They do not name their epoch."""

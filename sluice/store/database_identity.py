@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 from sluice import settings
 from sluice.base.files import read_file, replace_file
 from sluice.settings import SettingError, Settings
-from sluice.store.store import Store
 
 
 def note_identity(home: Path, identity: str) -> None:
@@ -43,14 +41,3 @@ def require_file(s: Settings) -> None:
             f"INGEST_STORE: {file} is missing, where the cell of {s.home} has stored: put it back or mount its disk; "
             f"or remove {s.home / settings.STORE}, for a new database."
         )
-
-
-def require_own(store: Store[Any], home: Path) -> None:
-    """Raises: SettingError if this is not the database of the cell; Unavailable."""
-    if known := noted_identity(home):
-        with store.transaction(read=True) as db:
-            identity = store.identity(db)
-        if identity != known:
-            raise SettingError(
-                f"INGEST_STORE is not the database in which the cell of {home} stores: unset it, or name that one."
-            )

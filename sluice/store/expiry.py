@@ -14,7 +14,7 @@ from typing import Any
 
 from sluice.base import times
 from sluice.base.override import override
-from sluice.base.terminal import format_age
+from sluice.base.times import format_age
 from sluice.parsers import DEAD
 from sluice.store import transaction_limits
 from sluice.store.bookkeeping import BOOTED, KEYS, LAST_KEY, PASS

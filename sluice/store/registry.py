@@ -12,7 +12,6 @@ from sluice import registry
 from sluice.parsers import FOREVER, Keep
 from sluice.registry import Database
 from sluice.settings import Settings
-from sluice.store.database_identity import require_own
 from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
@@ -61,17 +60,6 @@ def open_store(
     database = database_of(url)
     backend = getattr(module_of(database, "store"), database.store)
     store: Store[Any] = backend(url, streams, make, keep, row_destinations or RowDestinations(), used)
-    return store
-
-
-def open_own(s: Settings, streams: Mapping[str, Stream], **more: Any) -> Store[Any]:
-    """The store of a cell, for a verb: `open_store` without `make`. Raises: as that, and as `require_own`."""
-    store = open_store(s.store, dict(streams), make=False, **more)
-    try:
-        require_own(store, s.home)
-    except BaseException:
-        store.close()
-        raise
     return store
 
 

@@ -7,67 +7,26 @@ A backend implements `Store` in a folder of its own and has one line in `sluice.
 from __future__ import annotations
 
 import contextlib
-import random
-import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial, wraps
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 from sluice.parsers import DEAD, Keep
 from sluice.spool.claim import Claim
+from sluice.spool.errors import EARLIER
 from sluice.store import transaction_limits
 from sluice.store.bisection import Bisection
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT, escape_reason
-from sluice.store.types import (
-    Body,
-    Conflict,
-    DeadLetter,
-    Decode,
-    FarRow,
-    NewerTables,
-    Origin,
-    Outcome,
-    Replayed,
-    Row,
-    RowsRejected,
-    Unavailable,
-)
+from sluice.store.types import Body, NewerTables, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.message import KEPT, NOBODY, sender_of
-from sluice.streams.record import Limits, Reject
+from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
 
-F = TypeVar("F", bound=Callable[..., Any])
-STORED_MEANWHILE = "duplicate: a body with its key, or with all of its records, was stored meanwhile"
 DEFAULT_LIMITS = Limits()
 MICROSECOND = 1_000
-ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
-
-
-def retry_conflicts(method: F) -> F:
-    """Do a method that is one transaction again, if another transaction was in its way.
-
-    For commands; a worker does its other work meanwhile.
-    """
-
-    @wraps(method)
-    def attempt(*given: Any, **named: Any) -> Any:
-        for wait in range(1, ATTEMPTS):
-            with contextlib.suppress(Conflict):
-                return method(*given, **named)
-            time.sleep(wait * random.uniform(0.05, 0.2))  # noqa: S311  # two that meet must not meet again
-        return method(*given, **named)
-
-    return cast("F", attempt)
-
-
-class DryRun(Exception):
-    """Rolls back the transaction of a dry run."""
 
 
 class Attempt:
@@ -191,135 +150,6 @@ class Store(Bookkeeping[Db]):
         except RowsRejected:
             return Bisection(insert).store(bodies)
 
-    def replay(
-        self, letters: list[DeadLetter], decode: Decode, dry: bool = False, limits: Limits = DEFAULT_LIMITS
-    ) -> Replayed:
-        """Decode dead letters again, and replace each by its result, in one transaction.
-
-        It decodes for about a second, and then leaves the letters behind. A letter that another replay has taken is
-        skipped. A letter that is buried again has a new, higher id.
-        dry: change nothing; only report the result. limits: of one body, as they were when it was buried.
-        """
-        due = time.monotonic() + transaction_limits.TURN_SECONDS
-        bodies: list[Body] = []
-        held = 0
-        for letter in letters:
-            decoded = decode(letter)
-            bodies.append(Body.of(letter.seq, letter.received, letter.body, decoded))
-            held += decoded.size * transaction_limits.TEXT_FACTOR + len(bodies[-1]) * transaction_limits.RECORD_BYTES
-            if time.monotonic() >= due or held >= transaction_limits.HELD_BYTES:
-                break
-        return self.replace(letters[: len(bodies)], bodies, dry, limits)
-
-    @retry_conflicts
-    def replace(self, letters: list[DeadLetter], bodies: list[Body], dry: bool, limits: Limits) -> Replayed:
-        """Replace each letter by what it was decoded to, in one transaction."""
-        stored = records = dead = 0
-        reasons: Counter[str] = Counter()
-        batches = {letter.batch for letter in letters}
-        streams = {letter.stream for letter in letters}
-        with contextlib.suppress(DryRun), self.row_destinations.attempt(self, streams) as attempt:
-            db: Db = attempt.db
-            last = self.run(db, "SELECT coalesce(max(id), 0) FROM dead_letters")[0][0]
-            for letter, body in zip(letters, bodies):
-                if not self.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
-                    continue
-                keys = Keys(self, db, letter.stream, letter.batch)
-                origin = Origin(letter.batch, key_names([body]), letter.whole, letter.reason)
-                outcome = self.fill(attempt, letter.stream, origin, self.not_stored(keys, letter, body, limits))
-                self.add_records(db, letter.batch, outcome.records)
-                if outcome.records and self.are_final(letter.stream, outcome):
-                    keys.leave()  # another letter of this batch may be a copy of this one
-                if outcome.records:
-                    self.add_change(db, letter.stream, letter.batch)
-                records += outcome.records
-                stored, dead = stored + (not outcome.letters), dead + bool(outcome.letters)
-            reasons = self.buried(db, batches, last)
-            self.fold_again(db, batches)
-            if dry:
-                raise DryRun
-        if not dry and not streams.isdisjoint(
-            self.row_destinations.streams
-        ):  # a destination may have refused rows since
-            with self.transaction(read=True) as db:
-                before, reasons = reasons, self.buried(db, batches, last)
-            refused = reasons.total() - before.total()
-            stored, records, dead = max(0, stored - refused), records - refused, dead + min(stored, refused)
-        return Replayed(stored, records, dead, reasons, len(letters))
-
-    def are_final(self, stream: str, replayed: Outcome) -> bool:
-        """Whether no letter of a body that was replayed may have keys of it: a part of a body has those of records."""
-        rule = self.rules.get(stream)
-        by_record = rule is not None and rule.fields is not None
-        return not by_record or not (replayed.letters or stream in self.row_destinations.streams)
-
-    def not_stored(self, keys: Keys, letter: DeadLetter, body: Body, limits: Limits) -> Sequence[Body]:
-        """What is left of a letter whose keys no other batch has. If another body has its key, it stays dead."""
-        rule = self.rules.get(letter.stream)
-        if rule is None:
-            return (body,)
-        new = keys.new(rule, (body,), limits, letter.whole)
-        return (body.replace((), (Reject(letter.body, STORED_MEANWHILE, letter.whole),)),) if keys.duplicates else new
-
-    def buried(self, db: Db, batches: Iterable[int], above: int) -> Counter[str]:
-        """The reasons of the letters of some batches, with their number. above: the id below the first of them."""
-        counted = f"SELECT {self.reason()}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {self.KIND}"
-        return sum((Counter(dict(self.run(db, counted, (above, batch)))) for batch in batches), Counter[str]())
-
-    def letters(
-        self, where: str = "true", above: int = 0, below: int = 1 << 62, limit: int = 200, newest: bool = False
-    ) -> list[DeadLetter]:
-        """Dead letters with above < id < below for which the SQL condition `where` holds, oldest (or newest) first.
-
-        There are fewer than `limit` if no more exist, or if they are large; the list is empty only if none exists.
-        Raises: ValueError if `where` is not valid SQL.
-        """
-        letters: list[DeadLetter] = []
-        size = 0
-        question = (
-            f"SELECT id, stream, {self.MICROS.format('received_at')}, body, reason, whole, batch, seq FROM {{}} "
-            f"WHERE id > ? AND id < ? ORDER BY id {'DESC' if newest else ''} LIMIT ?"
-        )
-        for id, stream, received, body, reason, whole, batch, seq in self.ask(where, question, (above, below, limit)):
-            letters.append(DeadLetter(id, stream, received, body, reason, bool(whole), batch, seq))
-            size += len(body)
-            if size >= transaction_limits.LETTER_BYTES:
-                break
-        return letters
-
-    def last_letters(self, stream: str, limit: int, size: int) -> list[tuple[DeadLetter, int]]:
-        """The newest dead letters of a stream, newest first, and the bytes of their bodies. size: bytes that are read.
-
-        An index finds them. Raises: Unavailable.
-        """
-        question = (
-            f"SELECT id, stream, {self.MICROS.format('received_at')}, substr(body, 1, ?), reason, whole, batch, seq, "
-            "length(body) FROM dead_letters WHERE stream = ? ORDER BY batch DESC, seq DESC LIMIT ?"
-        )
-        with self.transaction(read=True) as db:
-            found = self.run(db, question, (size, stream, limit))
-        return [(DeadLetter(*row[:8])._replace(whole=bool(row[5])), row[8]) for row in found]
-
-    def reasons(self, where: str = "true") -> list[tuple[str, str, int]]:
-        """(stream, reason, number of dead letters) for which `where` holds, most frequent first. Raises: ValueError.
-
-        Reasons that differ only in what was sent are one, with an ellipsis. After REASONS of them, what is left of a
-        stream is "others".
-        """
-        grouped = f"SELECT stream, {self.reason()}, count(*) FROM {{}} GROUP BY stream, {self.KIND}"
-        found = self.ask(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (transaction_limits.REASONS,))
-        counts = [(stream, reason, count) for stream, reason, count in found]
-        if len(counts) < transaction_limits.REASONS:
-            return counts
-        rest: Counter[str] = Counter(dict(self.ask(where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
-        for stream, _, count in counts:
-            rest[stream] -= count
-        return counts + [(stream, "others", count) for stream, count in rest.most_common() if count > 0]
-
-    def reason(self) -> str:
-        """SQL: what the reasons of a KIND have in common."""
-        return f"CASE WHEN min(reason) = max(reason) THEN min(reason) ELSE {self.KIND} || '…' END"
-
     def expire(self, stream: str, before: int) -> bool:
         """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
 
@@ -331,16 +161,6 @@ class Store(Bookkeeping[Db]):
             with self.transaction() as db:
                 self.count_deleted(db, stream, rows)
         return False
-
-    def overdue(self, table: str, before: int) -> int:
-        """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
-        if table in self.row_destinations.streams:
-            return self.row_destinations.expire(table, before, dry=True)
-        with self.transaction(read=True) as db:
-            if not self.exists(db, table):
-                return 0
-            rows = self.run(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (self.time(before),))
-        return int(rows[0][0])
 
     def fold(self) -> bool:
         """Delete the FOLD_BATCHES oldest rows of `batches`, if that leaves KEEP_BATCHES; whether there may be more.
@@ -387,22 +207,6 @@ class Store(Bookkeeping[Db]):
         A database that is a file belongs to one machine, whose programs exclude each other in the home.
         """
         return True
-
-    def bury_rows(self, db: Db, stream: str, rows: Iterable[FarRow], reason: str, whole: bool = False) -> int:
-        """Bury rows that were stored elsewhere, and are not there; their number.
-
-        reason: of one line or more. whole: each one is the whole of its body, as it was sent.
-        """
-        reason = " ".join(reason.split())[:200]
-        total = 0
-        for batch, some in groupby(rows, key=itemgetter(0)):
-            bodies = [Body(seq, received, body, (), (Reject(body, reason, whole),)) for _, seq, received, body in some]
-            self.bury(db, stream, Origin(batch, NOBODY, whole), bodies)
-            total += len(bodies)
-            taken = "UPDATE batches SET records = records - ? WHERE id = ? RETURNING 1"
-            if not self.run(db, taken, (len(bodies), batch)):
-                self.unfold(db, stream, batch, bodies[0].seq)
-        return total
 
     def add_records(self, db: Db, batch: int, records: int) -> None:
         self.run(db, "UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))
@@ -499,14 +303,9 @@ def key_names(bodies: Sequence[Body]) -> Mapping[int, str]:
     return {body.seq: name for body in kept if (name := sender_of(body.item))} if kept else NOBODY
 
 
-def check_layout(where: str, layout: int, make: bool) -> None:
-    """Check the layout that a database has. make: the caller brings an earlier one up to date.
-
-    Raises: Unavailable, NewerTables.
-    """
+def check_layout(where: str, layout: int) -> None:
+    """Check the layout that a database has. Raises: Unavailable, NewerTables."""
     if layout > LAYOUT:
         raise NewerTables(where, layout, LAYOUT)
-    if layout < LAYOUT - 1:
-        raise Unavailable(f"{where} has layout {layout}, of a time before the first release: start with a new database")
-    if layout < LAYOUT and not make:
-        raise Unavailable(f"{where} has layout {layout}; a worker of this version brings it up to date")
+    if layout < LAYOUT:
+        raise Unavailable(f"{where} has layout {layout}, and this version of Sluice knows only {LAYOUT}: {EARLIER}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Of these tables and of their columns. 2: of commit 4e06d3b. A change of their meaning raises it
+# Of these tables and of their columns. A change of their meaning raises it
 LAYOUT = 3
 
 TABLES = {
@@ -68,19 +68,3 @@ def column_kind(kinds: set[Any]) -> Any:
 def escape_reason(reason: str) -> bytes:
     """A reason as both databases take it: without NUL, which PostgreSQL does not have, and valid as UTF-8."""
     return reason.encode(errors="backslashreplace").replace(b"\0", b"\\0")
-
-
-# From layout 2: names. What waits in the outbox gets an address, filled from INGEST_ROWS, and what is shown of it.
-RENAMED = (
-    "ALTER TABLE batches_spools RENAME TO batches_epochs",
-    *(
-        f"ALTER TABLE {table} RENAME COLUMN spool TO epoch"
-        for table in ("batches_epochs", "batches_ranges", "batches_folded", "batches_expired")
-    ),
-    *(
-        f"ALTER TABLE batches_objects ADD COLUMN {column} NOT NULL DEFAULT {value}"
-        for column, value in {
-            "address text": "''", "bodies bigint": "0", "since timestamptz": "'2026-01-01'", "reason text": "''",
-        }.items()
-    ),
-)  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,8 +11,6 @@ from sluice.spool.errors import NewerLayout
 from sluice.streams.record import Decoded, Record, Reject
 
 Row = tuple[Any, ...]
-# a row that is elsewhere: (batch, sequence number, received: microseconds since 1970, a body that has it alone)
-FarRow = tuple[int, int, int, bytes]
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
@@ -101,22 +98,6 @@ class RowsRejected(Unavailable):
         self.by = by
 
 
-class DeadLetter(NamedTuple):
-    """A dead letter: a body, or one record of a body, with the reason why it could not be stored."""
-
-    id: int
-    stream: str
-    received: int  # microseconds since 1970
-    body: bytes
-    reason: str
-    whole: bool
-    batch: int
-    seq: int
-
-
-Decode = Callable[[DeadLetter], Decoded]
-
-
 class Outcome(NamedTuple):
     """Records stored and dead letters buried from a claim. again: the store already had all of it; nothing changed."""
 
@@ -126,22 +107,6 @@ class Outcome(NamedTuple):
 
     def plus(self, other: Outcome) -> Outcome:
         return Outcome(self.records + other.records, self.letters + other.letters)
-
-
-class Replayed(NamedTuple):
-    """The result of a replay.
-
-    stored, dead: letters that are stored now, and letters that stay dead.
-    records: stored from them.
-    reasons: of the letters that were buried again, with their number.
-    seen: how many of the given letters were replayed, or had been taken; fewer than all if they took too long.
-    """
-
-    stored: int
-    records: int
-    dead: int
-    reasons: Counter[str]
-    seen: int
 
 
 class Ledger(NamedTuple):
@@ -179,19 +144,6 @@ class Epoch(NamedTuple):
     first: int
     last: int
     purged: int
-
-
-class Unpublished(NamedTuple):
-    """Rows that are stored, and are not in their destination. bodies: that have such rows. seconds: since then.
-
-    address: of the destination. reason: "" if no worker has tried.
-    """
-
-    stream: str
-    address: str
-    bodies: int
-    seconds: float
-    reason: str
 
 
 def bare_url(address: str) -> str:

@@ -6,26 +6,24 @@ Each takes time in proportion to the body: no pattern has two quantifiers for th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from sluice.streams.encoding import inflate_body
-from sluice.streams.record import Invalid, Limits, Reject
+from sluice.streams.record import Invalid, Limits
 
-T = TypeVar("T")
 BOM = b"\xef\xbb\xbf"
 UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, and a character below U+0100
 BLANK = b" \t\n\r\v\f\0"
-MANY_PAIRS, PAIR_BYTES = 100, 100
 INVALID_COST = 12  # records of the budget that an invalid one costs: rejecting it takes longer
 INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it was decoded is not known
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
 BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
 FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
+NESTED = 8  # objects and arrays that cost one record, in a body of many: an empty one takes 64 bytes of memory and more
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
 STRING = rb'"(?:[^"\\]++|\\.)*+"'
@@ -70,10 +68,11 @@ class Budget:
     up, `left` is not positive: the rest of the body is one reject, a Remainder. `inflate` is the only way to what is
     compressed inside of a body.
 
-    size: bytes of the body, inflated. packed: bytes that may be inflated inside of it.
+    size: bytes of the body, inflated. packed: bytes that may be inflated inside of it. nested: objects and arrays that
+    are not counted; unread: bytes that are too few to have more.
     """
 
-    __slots__ = ("left", "limits", "packed", "room", "size")
+    __slots__ = ("left", "limits", "nested", "packed", "room", "size", "unread")
 
     def __init__(self, limits: Limits, size: int = 0) -> None:
         self.limits = limits
@@ -81,6 +80,8 @@ class Budget:
         self.left = limits.records
         self.room = limits.room + GROWTH * size
         self.packed = limits.inflated
+        self.nested = NESTED * limits.records
+        self.unread = 2 * self.nested
 
     def work(self, units: int) -> None:
         """Pay for work before it is done. Raises: Exhausted if there is not as much left; then nothing is."""
@@ -106,7 +107,18 @@ class Budget:
         self.packed -= len(content)
         if grows:
             self.room += GROWTH * len(content)
+        self.look(content)
         return content
+
+    def look(self, text: bytes) -> None:
+        """Find out, before a text is split, whether the objects and arrays of its parts have to be paid for."""
+        self.unread -= len(text)
+        if self.unread < 0 <= self.nested:
+            self.nested -= text.count(b"{") + text.count(b"[")
+
+    def hold(self, part: bytes) -> None:
+        """Pay for the objects and arrays of a part that is decoded."""
+        self.left -= (part.count(b"{") + part.count(b"[")) // NESTED
 
     def charge(self, size: int) -> None:
         """Pay for bytes of the body that are written once more."""
@@ -140,36 +152,6 @@ class Exhausted(Invalid):
         super().__init__(Remainder.reason)
 
 
-class Refused(Generic[T]):
-    """The parts of a request that are not stored: the invalid ones, with the first reason, and the rest."""
-
-    __slots__ = ("invalid", "reason", "rest")
-
-    def __init__(self) -> None:
-        self.invalid: list[T] = []
-        self.rest: list[T] = []
-        self.reason = ""
-
-    def refuse(self, part: T, error: Exception, budget: Budget, size: int) -> None:
-        """size: bytes of the part."""
-        budget.fail(size)
-        self.reason = self.reason or reject_reason(error)
-        self.invalid.append(part)
-
-    def inside(self, refused: Refused[Any], join: Callable[[list[Any]], T]) -> None:
-        """Add what was refused inside of a part, as one part of that. join: makes it."""
-        self.reason = self.reason or refused.reason
-        if refused.invalid:
-            self.invalid.append(join(refused.invalid))
-        if refused.rest:
-            self.rest.append(join(refused.rest))
-
-    def rejects(self, join: Callable[[list[T]], bytes]) -> list[Reject]:
-        """join: makes a request of some parts."""
-        rejects = [Reject(join(self.invalid), self.reason)] if self.invalid else []
-        return [*rejects, Reject(join(self.rest), Remainder.reason)] if self.rest else rejects
-
-
 def check_json(text: bytes) -> None:
     """Check that a text is one JSON value, without building it. Raises: Invalid."""
     try:
@@ -184,14 +166,6 @@ def is_json(text: bytes) -> bool:
     except Invalid:
         return False
     return True
-
-
-def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
-    """The bytes that a row takes for what it inherits: as JSON, where a control character takes six.
-
-    So many pairs as no sender has also count as what each row's own dictionary takes of memory.
-    """
-    return len(msgspec.json.encode((pairs, *texts))) + PAIR_BYTES * max(0, len(pairs) - MANY_PAIRS)
 
 
 def reject_reason(error: Exception) -> str:
@@ -210,20 +184,6 @@ def reject_reason(error: Exception) -> str:
     if isinstance(error, msgspec.DecodeError):
         return NOT_JSON + text.removeprefix("JSON is malformed: ")
     return f"{type(error).__name__}: {text}"
-
-
-def json_array(value: msgspec.Raw, name: str) -> bytes:
-    """A value as it was sent. Raises: Invalid if it is not an array."""
-    text = bytes(value)
-    if not text.startswith(b"["):
-        raise Invalid(f"{name} is not an array")
-    return text
-
-
-def array_reader(name: str) -> Callable[[bytes], bytes]:
-    """What reads the array that an object has under a name. Raises: Invalid, msgspec's errors."""
-    read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Wrapper", [(name, msgspec.Raw)])).decode
-    return lambda part: json_array(getattr(read(part), name), name)
 
 
 def split_elements(array: bytes | memoryview, budget: Budget) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sluice import extension, registry, settings
 from sluice.parsers import DEAD
 from sluice.streams import gps, logs, metrics, votes
+from sluice.streams.decoder import JsonDecoder
 from sluice.streams.guard import GUARD
 from sluice.streams.record import Gps, Log, Metric, Vote
 from sluice.streams.registry import Stream, formats_of
@@ -12,7 +13,7 @@ from sluice.streams.schema import case_conflict, stream_problem
 from sluice.streams.unique import Rule
 
 METRICS = metrics.MetricsDecoder(metrics.Plain, metrics.build_metric, formats_of("metrics"))
-GPS = gps.GpsDecoder(gps.Plain, gps.build_position, formats_of("gps"))
+GPS = JsonDecoder(gps.Plain, gps.build_position, formats_of("gps"))
 LOGS = logs.LogsDecoder(dict, logs.build_log, formats_of("logs"))
 VOTES = votes.VotesDecoder(votes.Plain, votes.build_vote, formats_of("votes"))
 STREAMS: dict[str, Stream] = {

@@ -1,4 +1,4 @@
-"""User-defined streams: makes the worker's decoder from a record type."""
+"""A user's streams: makes the worker's decoder from a record type."""
 
 from __future__ import annotations
 
@@ -11,11 +11,60 @@ from urllib.parse import unquote
 
 import msgspec
 
+from sluice import registry
 from sluice.http.routes import VARYING, pattern
-from sluice.streams.decoder import out_of_range
+from sluice.streams.decoder import JsonDecoder, out_of_range
+from sluice.streams.lines import LineDecoder
 from sluice.streams.message import parse_message
 from sluice.streams.record import RESERVED_COLUMNS, Decoded, Invalid, Limits, Record, Vote
-from sluice.streams.times import TIMES, Time, first_field
+from sluice.streams.registry import Stream
+from sluice.streams.times import END, SECOND, TIMES, Time, nanoseconds
+
+
+def stream(
+    name: str,
+    record_type: type[Record],
+    parse: Callable[[bytes], Record] | None = None,
+    unique: Sequence[str] = (),
+    precision: str = "ms",
+    path: str = "",
+    extra: bool = False,
+) -> Stream:
+    """A user-defined stream: docs/ADDING-A-STREAM.md.
+
+    The bodies are JSON objects, arrays, NDJSON or forms with the fields of the record type, or CloudEvents whose `data`
+    is such an object; with `parse`, lines of any other format.
+
+    parse: makes one record from one line, without the white space around it. Raises: ValueError, whose text becomes
+        the reason of the dead letter. Empty lines are skipped. Compression, heads and limits are handled before it.
+    precision: "ns" stores times to the nanosecond.
+    unique: fields; of the records that have the same values of them within INGEST_UNIQUE, one is stored.
+    path: of its routes, with parts that vary: /ttn/{application}/*. A field of such a name, a str with a default, has
+        that part of the request's path.
+    extra: a column `extra` has, as JSON, the fields that the record type does not name.
+    Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only, or lacks one of
+        the unique fields or of those of the path.
+    """
+    record = as_columns(record_type) if parse is None else checked(record_type)
+    columns = {name: column(name, record_type.__struct_fields__) for name in record_type.__struct_fields__}
+    if isinstance(unique, str) or not {*unique} <= columns.keys():
+        raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
+    fields = tuple(columns[name] for name in unique) if parse is None else tuple(unique)
+    if parse is None:
+        decoder = next(registry.load_hooks("own_decoder"), JsonDecoder)(*wire_of(record))
+        decode = decoder.fast_path()
+    elif record.__struct_fields__[0] != "time":
+        # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
+        raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
+    else:
+        decode, decoder = LineDecoder(record, parse).decode, None
+    made = Stream(name, record, decode, None, precision, unique=fields or None, decoder=decoder)
+    if extra:
+        keep = next(registry.load_hooks("extra"), None)
+        if keep is None:
+            raise TypeError(f"extra=True: nothing here keeps the unknown fields of the stream {name!r}")
+        made = keep(made)
+    return made._replace(decode=with_path(made.decode, path, made.record)) if path else made
 
 
 def checked(record: type[Record]) -> type[Record]:
@@ -126,3 +175,12 @@ def with_path(
         return msgspec.structs.replace(decoded, records=records)
 
     return decode_at
+
+
+def first_field(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
+    """The time of a record: the first of its three fields that was sent, or None. Raises: Invalid."""
+    if time is None:
+        time = ts if ts is not None else timestamp
+    if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
+        return time * SECOND
+    return None if time is None or time == "" else nanoseconds(time)

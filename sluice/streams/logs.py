@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -13,9 +12,8 @@ from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder, Result, typed_form, walk_rows
-from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Log, Record
+from sluice.streams.record import Invalid, Log
 from sluice.streams.times import TIMES, nanoseconds_of
 
 NO_MESSAGE = "missing: message"
@@ -46,24 +44,11 @@ def build_log(wire: dict[str, Any]) -> Log:
     return Log(time=time, level=level and level.lower(), service=service, message=text, attributes=attributes)
 
 
-def build_encodable(part: bytes, build: Callable[[dict[str, Any]], Log]) -> Log:
-    """The record of a JSON object with a number that no database holds, as a text. Raises: any exception."""
-    log = build(json.loads(part, parse_float=real_or_text))
-    msgspec.json.encode(log)  # raises for half of a surrogate pair
-    return log
-
-
 class LogsDecoder(JsonDecoder):
     """messages: the names of the message in a form that is not encoded as one."""
 
     bounded = False  # attributes take about 20 bytes of memory per byte
     messages: tuple[str, ...] = ("message",)
-
-    @override
-    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
-        if not isinstance(error, msgspec.ValidationError):
-            raise error
-        return build_encodable(part, self.build)  # type: ignore[arg-type]
 
     @override
     def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:

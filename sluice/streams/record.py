@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from math import inf, isfinite
 from sys import float_info
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
@@ -14,7 +13,6 @@ import msgspec
 # What 64 bits hold, to look up an int in: for a float, `in` would search the whole range
 INT64, UINT64 = range(-(2**63), 2**63), range(2**64)
 NOTHING: Mapping[str, int] = MappingProxyType({})
-NOT_FINITE = {inf: "+Inf", -inf: "-Inf"}  # Prometheus, exposition formats; any other is "NaN"
 # the store's own columns, the system columns of every table in PostgreSQL, and SQLite's names of the number of a row
 SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"} | {"rowid", "oid", "_rowid_"}
 RESERVED_COLUMNS = {"received_at", "batch", "seq", "sender", *SYSTEM_COLUMNS}
@@ -92,27 +90,6 @@ class Log(Record, kw_only=True, gc=False):
     attributes: dict[str, Any] = {}
 
 
-class Span(Record, kw_only=True, gc=False):
-    """One span of a trace.
-
-    trace_id, span_id, parent_id: hexadecimal. start: nanoseconds since 1970, which `time` has in milliseconds.
-    duration: nanoseconds. status: ok or error. attributes: JSON values. events, links: JSON objects.
-    """
-
-    trace_id: str
-    span_id: str
-    parent_id: str | None = None
-    name: str
-    kind: str | None = None
-    service: str | None = None
-    start: int | None = None
-    duration: int | None = None
-    status: str | None = None
-    attributes: dict[str, Any] = {}
-    events: list[dict[str, Any]] | None = None
-    links: list[dict[str, Any]] | None = None
-
-
 class Reject(NamedTuple):
     """A part of an item that cannot be stored. It becomes a dead letter.
 
@@ -166,14 +143,3 @@ class Limits(NamedTuple):
 
 class Invalid(ValueError):
     """Data that cannot be stored; the text is the reason."""
-
-
-def check_texts(*texts: str) -> None:
-    """Check that every database can hold these texts. Raises: Invalid."""
-    if any("\0" in text for text in texts):
-        raise Invalid("text with a NUL")
-
-
-def finite_or_text(value: float) -> float | str:
-    """A number, or Prometheus's text for one that JSON does not have."""
-    return value if isfinite(value) else NOT_FINITE.get(value, "NaN")

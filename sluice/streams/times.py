@@ -86,15 +86,6 @@ def nanoseconds_of(time: Time, ts: Time = None, timestamp: Time = None) -> int |
     return None
 
 
-def first_field(time: Time, ts: Time = None, timestamp: Time = None) -> int | None:
-    """The time of a record: the first of its three fields that was sent, or None. Raises: Invalid."""
-    if time is None:
-        time = ts if ts is not None else timestamp
-    if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
-        return time * SECOND
-    return None if time is None or time == "" else nanoseconds(time)
-
-
 def in_utc(moment: datetime) -> str:
     """A text whose order is that of the times. A time without a zone is taken for UTC, as that of a record is.
 

@@ -9,7 +9,6 @@ import msgspec
 from sluice.base.override import override
 from sluice.streams.body import Budget, Form
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Record, Text, Vote
 from sluice.streams.times import Time, nanoseconds_of
@@ -30,21 +29,9 @@ def build_vote(wire: Plain) -> Vote:
     )
 
 
-class Loose(Plain):
-    voter: str | int | float | None = None  # type: ignore[assignment]
-
-
-read_loose = struct_reader(Loose)
-
-
 class VotesDecoder(JsonDecoder):
     @override
     def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
         """A vote for each choice: so a form has checkboxes."""
         choices = [value for name, value in fields.pairs if name == "choice"] or [""]
         return [self.form(fields | {"choice": choice} if choice else fields, message, budget) for choice in choices]
-
-    @override
-    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
-        wire = read_loose(part, budget)
-        return build_vote(wire if wire.voter is None else msgspec.structs.replace(wire, voter=str(wire.voter)))

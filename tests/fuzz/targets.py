@@ -29,14 +29,15 @@ from sluice.contrib.formats.codings import inflate_snappy  # noqa: E402
 from sluice.contrib.formats.otlp import Protobuf  # noqa: E402
 from sluice.contrib.formats.prometheus import messages  # noqa: E402
 from sluice.contrib.formats.register import MSGPACK, ZSTD  # noqa: E402
+from sluice.contrib.formats.spans import Span  # noqa: E402
 from sluice.http.request import sender_head  # noqa: E402
 from sluice.streams import built_in as streams  # noqa: E402
-from sluice.streams import registry  # noqa: E402
+from sluice.streams import custom, registry  # noqa: E402
 from sluice.streams.body import BOM  # noqa: E402
 from sluice.streams.decoder import SEPARATE_REJECTS  # noqa: E402
 from sluice.streams.encoding import GZIP, inflate_body  # noqa: E402
 from sluice.streams.message import parse_message, sender_of  # noqa: E402
-from sluice.streams.record import Gps, Invalid, Log, Record, Reject, Span  # noqa: E402
+from sluice.streams.record import Gps, Invalid, Log, Record, Reject  # noqa: E402
 from sluice.streams.registry import Stream  # noqa: E402
 from support import generated_requests  # noqa: E402
 
@@ -76,7 +77,7 @@ class Odd(Record):
     tags: dict[str, str] | None = None
 
 
-STREAMS = {**streams.STREAMS, "own": registry.stream("own", Odd)}
+STREAMS = {**streams.STREAMS, "own": custom.stream("own", Odd)}
 GOOD = {
     "metrics": b'{"name":"room","value":21.5}',
     "gps": b'{"device":"a1","lat":48.1,"lon":11.6}',

@@ -416,6 +416,14 @@ def parts_of_a_histogram(site: Site) -> str:
     return f"10,001: {reason}"
 
 
+def objects_and_arrays_in_a_body(site: Site) -> str:
+    line = b'{"message":"nested","many":[%b{}]}\n' % (b"{}," * 99_998)
+    reason = site.buried("/logs", gzip.compress(line * 20))
+    ((stored,),) = site.ask("SELECT count(*) FROM logs WHERE message = 'nested'")
+    assert stored == 6  # each of 100,000, of which eight cost a record of 65,536
+    return f"{stored} records of 100,000 stored, 14: {reason}"
+
+
 def parts_of_a_span(site: Site) -> str:
     span = {"traceId": "01" * 16, "spanId": "01" * 8, "name": "parts", "startTimeUnixNano": "1767268800000000000"}
     span |= {"endTimeUnixNano": "1767268800000000001", "events": [{}] * 10_001}  # type: ignore[dict-item]
@@ -502,7 +510,7 @@ LIMITS: list[Callable[[Site], str]] = [
     *(connections, requests_under_way, a_slow_head, a_slow_body, an_idle_connection),
     *(an_inflation_bomb, members_of_a_gzip_file_frames_of_zstd),
     *(records_in_a_body, keys_in_an_object, values_in_a_record_of_messagepack, fields_of_a_form),
-    *(parts_of_a_histogram, parts_of_a_span, coordinates_of_a_point, nested_json),
+    *(parts_of_a_histogram, objects_and_arrays_in_a_body, parts_of_a_span, coordinates_of_a_point, nested_json),
     *(a_number_of_10_000_digits, a_nul, invalid_utf_8, bodies_in_a_claim, bytes_in_a_claim),
     *(keys_of_a_read, a_key_of_a_read),
 ]

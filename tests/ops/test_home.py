@@ -17,7 +17,6 @@ import pytest
 
 from proving.harness import ROOT, Server, ask, environment, redis_server
 from sluice import settings
-from sluice.base import disk
 from sluice.base.files import read_file, replace_file
 from sluice.run import configure
 from sluice.run.services import contents
@@ -163,7 +162,7 @@ def test_no_home_is_made_where_a_disk_should_be_mounted(tmp: Path, monkeypatch: 
     (tmp / "disk a").mkdir()
     fstab = tmp / "fstab"
     fstab.write_text(f"# comment\n\nUUID=1 / ext4 defaults 0 1\nUUID=2 {tmp}/disk\\040a ext4 nofail 0 2\n")
-    monkeypatch.setattr(disk, "FSTAB", fstab)
+    monkeypatch.setattr("sluice.run.home.FSTAB", fstab)
     home = tmp / "disk a/sluice"
     with pytest.raises(
         settings.SettingError, match=r"INGEST_HOME: no disk is mounted at .*/disk a, as /etc/fstab says"
@@ -172,7 +171,7 @@ def test_no_home_is_made_where_a_disk_should_be_mounted(tmp: Path, monkeypatch: 
     assert not home.exists()
     mounts = tmp / "mounts"
     mounts.write_text(f"/dev/sdb {tmp}/disk\\040a ext4 rw 0 0\n")
-    monkeypatch.setattr(disk, "MOUNTS", mounts)
+    monkeypatch.setattr("sluice.run.home.MOUNTS", mounts)
     check_home(home)
     assert home.is_dir()
 

@@ -266,7 +266,6 @@ def test_nginx_closes_its_connections_before_a_stopping_gateway_does(tmp: Path) 
         assert "still open" not in behind.said()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_reload_replaces_all_but_redis_and_bin_up_supervises_the_new_processes(tmp: Path, runtime: str) -> None:
     with installation(tmp, {"INGEST_RUNTIME": runtime}) as up, connect(up.port) as slow:

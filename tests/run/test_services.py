@@ -193,7 +193,7 @@ def test_settings_of_the_environment_override_those_of_the_file() -> None:
     assert services.service_settings(services.defaults(found), {}) == found
 
 
-@pytest.mark.nightly
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "env, status, words",
     [

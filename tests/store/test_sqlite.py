@@ -21,8 +21,8 @@ from sluice.store.store import Store
 from sluice.store.tables import column_kind
 from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
-from sluice.streams.registry import stream
 from sluice.streams.schema import parts_of, stored_types
 from support.folders import needs
 from support.sqlite_store import SqliteStore

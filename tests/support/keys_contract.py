@@ -28,11 +28,12 @@ from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
 from sluice.store import expiry, transaction_limits
 from sluice.store.decoding import decode_claim
-from sluice.store.expiry import KeyExpiry
+from sluice.store.expiry import KeyExpiry, kept_seconds
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import RowDestinations, Store
 from sluice.store.types import Unavailable
-from sluice.streams import registry
+from sluice.streams import custom
 from sluice.streams.built_in import load_streams, stream_rule
 from sluice.streams.record import Limits, Record
 
@@ -54,8 +55,8 @@ class Reading(Record, kw_only=True):
     value: float
 
 
-ORDERS = registry.stream("orders", Order, unique=("id",))
-READINGS = registry.stream("readings", Reading, unique=("station", "time"))
+ORDERS = custom.stream("orders", Order, unique=("id",))
+READINGS = custom.stream("readings", Reading, unique=("station", "time"))
 
 
 class Here:
@@ -100,7 +101,9 @@ class Here:
         letters = [letter for some in DeadLetters(self.store).oldest_first([*self.streams], 100) for letter in some]
         stored, dead, reasons = 0, 0, list[str]()
         while letters:
-            done = self.store.replay(letters, lambda letter: decode_letter(self.streams, limits, letter), limits=limits)
+            done = replay_letters(
+                self.store, letters, lambda letter: decode_letter(self.streams, limits, letter), limits=limits
+            )
             letters = letters[done.seen :]  # a transaction takes about a second
             stored, dead, reasons = stored + done.stored, dead + done.dead, [*reasons, *done.reasons]
         return stored, dead, reasons
@@ -229,7 +232,7 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
     here = Here(url)
 
     def declare(field: str) -> None:
-        gps = registry.stream("gps", here.streams["gps"].record, unique=(field,))
+        gps = custom.stream("gps", here.streams["gps"].record, unique=(field,))
         here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.of("gps")))
 
     declare("lat")
@@ -243,7 +246,7 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
 @pytest.mark.parametrize("fields", [("at",), ("id", "at")])
 def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tuple[str, ...]) -> None:
     here = Here(url)
-    orders = registry.stream("orders", Order, unique=fields)
+    orders = custom.stream("orders", Order, unique=fields)
     here.streams["orders"] = orders._replace(rule=stream_rule(orders, *settings.load_settings({}).unique.of("orders")))
     same = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00+01:00", "2026-01-01T12:00:00.000", "2026-01-01T06:30:00-05:30"
     assert here.put("orders", *(b'{"id":"1","at":"%b"}' % at.encode() for at in same)) == (1, 0)
@@ -256,7 +259,7 @@ def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tup
 
 def test_two_zeros_are_stored_alike(url: str) -> None:
     here = Here(url)
-    gps = registry.stream("gps", here.streams["gps"].record, unique=("lat", "lon"))
+    gps = custom.stream("gps", here.streams["gps"].record, unique=("lat", "lon"))
     here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.of("gps")))
     zeros = b'{"device":"a","lat":0.0,"lon":-0.0}', b'{"device":"b","lat":-0.0,"lon":0.0}'
     assert here.put("gps", *zeros) == (1, 0)
@@ -612,4 +615,4 @@ def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_numbe
         left = [row for (row,) in here.store.run(db, "SELECT at FROM batches_keys ORDER BY at")]
     assert 10 <= len(left) <= 20
     assert min(left) >= now - 45
-    assert expiry.kept_seconds(here.store, "votes", 400) < 100
+    assert kept_seconds(here.store, "votes", 400) < 100

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sluice import settings
-from sluice.base import daemon
+from sluice.base import background
 
 
 class Over(BaseException):
@@ -49,7 +49,7 @@ def goes_on(item: Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(settings, "load_settings", lambda: SimpleNamespace(home=tmp_path, workers=1))
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(daemon, "give_way", lambda: None)  # this process has signals and a priority of its own
+    monkeypatch.setattr(background, "give_way", lambda: None)  # this process has signals and a priority of its own
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     with pytest.raises(Over):
         item(odd, monkeypatch)

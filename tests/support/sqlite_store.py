@@ -9,8 +9,6 @@ from pathlib import Path
 import apsw
 import pytest
 
-from proving.harness import ROOT
-
 
 class SqliteStore:
     """A database file. It is opened with apsw, as the store does: two copies of SQLite release each other's locks."""
@@ -26,9 +24,6 @@ class SqliteStore:
 
     def clients(self) -> set[int]:
         return set()  # a transaction ends with its process
-
-    def load(self, name: str) -> None:
-        self.ask((ROOT / f"tests/store/{name}.sqlite.sql").read_text())
 
     def set_layout(self, version: int) -> None:
         self.ask(f"PRAGMA user_version={version}")

@@ -13,8 +13,8 @@ from base64 import b64encode
 from collections import Counter
 from typing import NamedTuple
 
-from sluice import settings
 from sluice.contrib.access.key_usage import NAMES
+from sluice.contrib.access.secret_file import read_secret
 from sluice.http.routes import pattern, varies
 from sluice.parsers import EVERYBODY
 from sluice.routes import load_routes
@@ -51,7 +51,7 @@ def load_keys(s: Settings) -> list[Key]:
         streams[path] = {path}
     found: dict[str, Key] = {}  # nginx's map ignores case, of keys and of names
     rights: dict[str, Key] = {}
-    for number, line in enumerate(settings.read_secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
+    for number, line in enumerate(read_secret("INGEST_API_KEYS", s.api_keys).splitlines(), 1):
         if not (text := line.partition("#")[0].strip()):
             continue
         where = f"INGEST_API_KEYS: line {number} of {s.api_keys}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any
+from typing import Any, Callable
 
 from sluice import parsers
-from sluice.parsers import AUTO, EVERYBODY, limit_parser, words_parser
+from sluice.parsers import AUTO, EVERYBODY, either_parser, integer_parser, words_parser
 from sluice.registry import Contribution, Setting
 
 
@@ -38,6 +38,11 @@ def check_tls_pair(values: dict[str, Any]) -> None:
     values["tls_key"] = values["tls_key"] or values["tls_certificate"]
     if values["allow"] == AUTO and (values["api_keys"] or values["passwords"]):
         values["allow"] = EVERYBODY
+
+
+def limit_parser(high: int) -> Callable[[str], int]:
+    """A parser of a limit of a client; `auto` is -1."""
+    return either_parser("auto", lambda: -1, integer_parser(0, high))
 
 
 CONTRIBUTION = Contribution(

@@ -16,12 +16,13 @@ from collections import deque
 from typing import NamedTuple, NoReturn
 
 from sluice import settings
-from sluice.base import daemon, terminal
+from sluice.base import terminal
+from sluice.base.background import exit_on_signal
 from sluice.parsers import Range
 from sluice.places import ROOT
-from sluice.spool import open_inspector
 from sluice.spool.contract import UNHURRIED_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS
+from sluice.spool.inspector import open_inspector
 from sluice.streams.built_in import load_streams
 
 READING_SECONDS = 2.0  # between two readings
@@ -210,7 +211,7 @@ def main() -> NoReturn:
     with settings.exit_if_invalid():
         s = settings.load_settings()
         pool, rules = Pool(s), Rules(s.workers)
-    daemon.exit_on_signal()
+    exit_on_signal()
     try:
         while True:
             time.sleep(READING_SECONDS)

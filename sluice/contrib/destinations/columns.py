@@ -13,8 +13,8 @@ import pyarrow as pa
 from sluice.base.override import override
 from sluice.base.times import iso_second
 from sluice.contrib.destinations.destination import Carried, Rejected, Rows, single_body
+from sluice.contrib.destinations.far_rows import FarRow
 from sluice.store.tables import column_kind
-from sluice.store.types import FarRow
 from sluice.streams.record import Metric
 from sluice.streams.registry import Stream
 from sluice.streams.schema import field_types, plain_records

@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.destinations.far_rows import FarRow
 from sluice.store.store import Store
-from sluice.store.types import Body, FarRow, Origin
+from sluice.store.types import Body, Origin
 from sluice.streams.message import NOBODY, sender_head
 from sluice.streams.registry import Stream
 

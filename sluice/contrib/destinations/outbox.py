@@ -41,6 +41,7 @@ from sluice.contrib.destinations.destination import (
     Unused,
     Unwritable,
 )
+from sluice.contrib.destinations.far_rows import bury_rows
 from sluice.store import transaction_limits
 from sluice.store.bisection import Bisection, split_bodies
 from sluice.store.chores import Chore
@@ -259,7 +260,7 @@ class Outbox(RowDestinations):
                 for table in "batches_objects", "batches_carried":
                     store.run(db, f"UPDATE {table} SET name = ? WHERE name = ?", (name, old))
             if not halves:
-                count = store.bury_rows(db, stream, destination.parts(carried), f"rejected by the destination: {why}")
+                count = bury_rows(store, db, stream, destination.parts(carried), f"rejected by the destination: {why}")
                 log.warning("%s: %d records buried, which the destination rejects", stream, count)
         return new
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sluice.contrib.formats.json_objects import object_records
+from sluice.contrib.formats.parts import check_texts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.message import Message
 from sluice.streams.metrics import state_field, typed_value
-from sluice.streams.record import Invalid, Metric, check_texts, finite_or_text
+from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import nanoseconds
 
 TAGS = "host", "plugin_instance", "type", "type_instance"
@@ -82,7 +83,7 @@ def value_rows(
     """The rows of values at one time. Raises: Invalid."""
     if not values:
         raise Invalid("no value")
-    budget.repeat(len(values), bodies.encoded_size(tags, plugin))
+    budget.repeat(len(values), encoded_size(tags, plugin))
     made = []
     for field, sent in zip(names, values):
         if sent is not None and type(sent) not in (int, float):

@@ -16,6 +16,7 @@ import msgspec
 
 from sluice.contrib.formats import faro
 from sluice.contrib.formats.log_fields import NO_MESSAGE, build_log, build_loose
+from sluice.contrib.formats.parts import encoded_size
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
@@ -58,7 +59,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
         raise Invalid(NO_MESSAGE)
     beside = b"".join(b"%b:%b," % (msgspec.json.encode(key), bytes(value)) for key, value in sent.items())
     shared = member_log(b'{%b"message":""}' % beside, limit)
-    size = max(len(beside), bodies.encoded_size(shared.attributes))
+    size = max(len(beside), encoded_size(shared.attributes))
 
     def one(element: bytes) -> tuple[Log]:
         made = member_log(element, limit)

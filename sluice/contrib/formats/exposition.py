@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from math import isfinite
 from urllib.parse import parse_qsl, unquote
 
+from sluice.contrib.formats.parts import check_texts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.message import Message
 from sluice.streams.metrics import state_field
-from sluice.streams.record import INT64, Invalid, Metric, check_texts, finite_or_text
+from sluice.streams.record import INT64, Invalid, Metric
 
 PROTOBUF = "application/vnd.google.protobuf"  # of Go's client, unless it is told otherwise
 PUSH, ENCODED, IMPORT = "/metrics/job", "@base64", "/api/v1/import/prometheus"
@@ -40,7 +41,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
     if kind.startswith(PROTOBUF):
         raise Invalid("protobuf: send the text format (Go: push.New(…).Format(expfmt.NewFormat(expfmt.TypeTextPlain)))")
     shared = labels_of(message)
-    size = bodies.encoded_size(shared)
+    size = encoded_size(shared)
     unit = 1_000_000_000 if kind.startswith(OPEN) else MILLISECOND
 
     def line(part: bytes) -> tuple[Metric]:
@@ -82,8 +83,8 @@ def sample(line: str, shared: dict[str, str], unit: int) -> Metric:
 
 def pairs(text: str) -> dict[str, str]:
     """Labels. Raises: Invalid."""
-    found, at = {}, 0
-    while at < len(text.rstrip(" \t")):
+    found, at, end = {}, 0, len(text.rstrip(" \t"))
+    while at < end:
         match = LABEL.match(text, at)
         if match is None:
             raise Invalid("invalid labels")

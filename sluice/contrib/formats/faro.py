@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sluice.contrib.formats.log_fields import NO_MESSAGE, build_log
+from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text
@@ -44,7 +45,7 @@ def rows(sent: dict[str, Any], entries: list[tuple[str, Any]], has_nul: bool, bu
     app = meta.get("app")
     service = app.get("name") if isinstance(app, dict) else None
     names = [one["name"] for kind, one in entries if kind == "events" and isinstance(one, dict) and "name" in one]
-    size = bodies.encoded_size(meta)
+    size = encoded_size(meta)
     for at, (kind, one) in enumerate(entries):
         if budget.left <= 0:
             rest = {"meta": meta} | {name: [each for of, each in entries[at:] if of == name] for name in KINDS}

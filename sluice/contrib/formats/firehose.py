@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from sluice.contrib.formats.parts import array_reader
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Decoder, Result, decode_parts
@@ -18,7 +19,7 @@ class Delivered(msgspec.Struct):
     data: bytes
 
 
-read = bodies.array_reader("records")
+read = array_reader("records")
 read_record = msgspec.json.Decoder(Delivered).decode
 
 
@@ -36,6 +37,10 @@ def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budge
         data = read_record(element).data
         if data.startswith(compressed_beginnings()):  # as CloudWatch's
             data = budget.inflate(data)
+        else:
+            budget.look(data)
+        if budget.nested < 0:
+            budget.hold(data)
         return decoder.contents(data, message, budget)
 
     return decode_parts(bodies.split_elements(records, budget), one, budget, b'{"records":[', b"]}")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.contrib.formats import remote_write_counts
+from sluice.contrib.formats.rpc_status import rpc_status
 from sluice.http.endpoints import Endpoints
 from sluice.http.routes import JSON, Reply, Route, reply
 from sluice.routes import ROUTES
@@ -28,6 +29,7 @@ def add_answers(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) 
     """Give the endpoints these answers."""
     for endpoint in endpoints:
         endpoint.methods["OPTIONS"] = permit_events
+        endpoint.form = rpc_status
         if endpoint.path.endswith(REMOTE_WRITE):
             endpoint.answer = remote_write_counts.answer_write
         elif endpoint.path == FIREHOSE or endpoint.path not in ROUTES:

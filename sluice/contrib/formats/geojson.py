@@ -12,6 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from sluice.contrib.formats.overland import Geometry, geometry_point
+from sluice.contrib.formats.parts import array_reader
 from sluice.contrib.formats.position import (
     PATH,
     device_of,
@@ -33,7 +34,7 @@ class Feature(msgspec.Struct):
     properties: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-read_features = bodies.array_reader("features")
+read_features = array_reader("features")
 read_feature = msgspec.json.Decoder(Feature).decode
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from math import isfinite
 
+from sluice.contrib.formats.parts import finite_or_text
 from sluice.streams.metrics import state_field
-from sluice.streams.record import Invalid, Metric, finite_or_text
+from sluice.streams.record import Invalid, Metric
 from sluice.streams.times import nanoseconds
 
 LINE = re.compile(

@@ -12,11 +12,12 @@ from typing import Any
 
 from sluice.contrib.formats.json_objects import object_records
 from sluice.contrib.formats.log_fields import build_log
+from sluice.contrib.formats.parts import check_texts
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Log, check_texts
+from sluice.streams.record import Invalid, Log
 
 BESIDE = "host", "source", "sourcetype", "index"
 LINE = "line"  # of Docker's driver ("Splunk logging driver")

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.lenient_json import struct_reader
 from sluice.contrib.formats.position import Number, build_position, device_of
 from sluice.streams.body import Budget, Empty
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.contrib.formats import graphite
+from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
 from sluice.streams.message import Message
@@ -192,7 +193,7 @@ def parse_head(head: str, heads: dict[str, Head]) -> Head:
     if len(tags) < len(pairs):
         raise Invalid("duplicate tag")
     name = unescape(IN_NAME, match[1])
-    parsed = name, tags, bodies.encoded_size(tags, name)
+    parsed = name, tags, encoded_size(tags, name)
     if len(head) <= MAX_HEAD:
         if len(heads) >= HEADS:
             heads.clear()

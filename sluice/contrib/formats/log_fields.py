@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterable
 from datetime import datetime
@@ -13,11 +14,12 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result
-from sluice.streams.logs import NO_MESSAGE, LogsDecoder, build_encodable
+from sluice.streams.logs import NO_MESSAGE, LogsDecoder
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.registry import Stream, formats_of
@@ -265,12 +267,20 @@ def parse_syslog(line: str) -> Log | None:
 
 
 def build_loose(part: bytes) -> Log:
-    """The record of a JSON object with a number that no database holds. Raises: any exception."""
-    return build_encodable(part, build_log)
+    """The record of a JSON object with a number that no database holds, as a text. Raises: any exception."""
+    log = build_log(json.loads(part, parse_float=real_or_text))
+    msgspec.json.encode(log)  # raises for half of a surrogate pair
+    return log
 
 
 class ShippedLogsDecoder(LogsDecoder):
     messages = MESSAGES
+
+    @override
+    def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Log:
+        if not isinstance(error, msgspec.ValidationError):
+            raise error
+        return build_loose(part)
 
     @override
     def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:

@@ -16,15 +16,17 @@ from collections.abc import Iterator
 import cramjam
 import msgspec
 
+from sluice.contrib.formats.lenient_json import text_or_json, text_values
 from sluice.contrib.formats.log_fields import stored_level, take_first
+from sluice.contrib.formats.parts import Refused, array_reader, check_texts, encoded_size, json_array
 from sluice.contrib.formats.protobuf import encode_field, load_messages, parse_message, split_fields, uncompress
 from sluice.contrib.formats.register import SNAPPY
-from sluice.http.routes import JSON, PROTOBUF
+from sluice.contrib.formats.rpc_status import PROTOBUF
+from sluice.http.routes import JSON
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Refused, Remainder
-from sluice.streams.lenient_json import text_or_json, text_values
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Log, Reject, check_texts
+from sluice.streams.record import INT64, Invalid, Log, Reject
 from sluice.streams.times import SECOND, nanoseconds_of
 
 messages = load_messages("loki")
@@ -71,7 +73,7 @@ class OldEntry(msgspec.Struct):
     timestamp: Time | None = None
 
 
-read_streams = bodies.array_reader("streams")
+read_streams = array_reader("streams")
 read_stream = msgspec.json.Decoder(LogStream).decode
 read_label_text = msgspec.json.Decoder(str).decode
 read_labels = msgspec.json.Decoder(Labels).decode
@@ -113,13 +115,13 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
         try:
             stream = read_stream(element)
             if old := bool(bytes(stream.entries)):
-                given, values = stream.labels, bodies.json_array(stream.entries, "entries")
+                given, values = stream.labels, json_array(stream.entries, "entries")
                 head = b'{"labels":%b,"entries":[' % bytes(given)
             else:
                 if not bytes(stream.values):
                     raise Invalid("missing: values")
                 given = stream.stream
-                values = b"[]" if bytes(stream.values) == b"null" else bodies.json_array(stream.values, "values")
+                values = b"[]" if bytes(stream.values) == b"null" else json_array(stream.values, "values")
                 head = b'{"stream":%b,"values":[' % bytes(given)
             check_labels(given, budget)
             if old and not bytes(given).startswith(b"{"):
@@ -129,7 +131,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
         except Exception as error:
             refused.refuse(element, error, budget, len(element))
             continue
-        size, lines = bodies.encoded_size(labels), Refused[bytes]()
+        size, lines = encoded_size(labels), Refused[bytes]()
         budget.left -= values == b"[]"
         for value in bodies.split_elements(values, budget):
             if isinstance(value, Remainder):
@@ -195,7 +197,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
                     labels, head = stream[part.content : part.end], stream[part.start : part.end]
             check_labels(labels, budget)
             pairs = labels_of(labels.decode())
-            size, entries = bodies.encoded_size(pairs), Refused[bytes]()
+            size, entries = encoded_size(pairs), Refused[bytes]()
         except Exception as error:
             refused.refuse(body[field.start : field.end], error, budget, field.end - field.start)
             continue

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from sluice.contrib.formats.log_fields import build_log, time_scalar
+from sluice.contrib.formats.parts import finite_or_text
 from sluice.contrib.formats.register import MSGPACK
 from sluice.streams.body import BRACKETS, Budget, Remainder
 from sluice.streams.decoder import Result, check_text, decode_parts
 from sluice.streams.message import Message
-from sluice.streams.record import Invalid, Log, finite_or_text
+from sluice.streams.record import Invalid, Log
 from sluice.streams.times import SECOND, nanoseconds_of
 
 # By the first byte of an object: the bytes behind it; those of its length, and the bytes behind that; those of the

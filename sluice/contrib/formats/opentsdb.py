@@ -7,11 +7,12 @@ from contextlib import suppress
 
 import msgspec
 
+from sluice.contrib.formats.lenient_json import struct_reader
+from sluice.contrib.formats.loose_metrics import Loose, from_loose, read_loose
 from sluice.streams.body import Budget
 from sluice.streams.decoder import NUL, Result, check_text
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
-from sluice.streams.metrics import Loose, from_loose, from_text, read_loose
+from sluice.streams.metrics import from_text
 from sluice.streams.record import Invalid, Text
 
 

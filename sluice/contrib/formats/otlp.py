@@ -34,13 +34,14 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sluice.contrib.formats import protobuf
+from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient_arguments, rename_fields
+from sluice.contrib.formats.parts import Refused, encoded_size, finite_or_text
 from sluice.streams import body as bodies
-from sluice.streams.body import Budget, Empty, Refused, Remainder
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
-from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
-from sluice.streams.record import INT64, Invalid, Record, finite_or_text
+from sluice.streams.record import INT64, Invalid, Record
 
 Tags = dict[str, Any]
 NUL = "text with a NUL"
@@ -331,7 +332,7 @@ def innermost(
 
 
 def context_size(context: Context) -> Context:
-    return context._replace(size=bodies.encoded_size(context.tags, context.name, context.service))
+    return context._replace(size=encoded_size(context.tags, context.name, context.service))
 
 
 def parse_node(encoding: Protobuf | Json, node: Node, data: bytes, budget: Budget) -> Any:

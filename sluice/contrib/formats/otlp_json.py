@@ -20,7 +20,7 @@ Names = dict[str, msgspec.Raw]
 # C++'s SDK writes the names of the protobuf unless told otherwise (opentelemetry-cpp, `use_json_name`)
 SNAKE = re.compile(rb'\{\s*+"resource_')
 SNAKE_BELOW = b'_unix_nano":', b'_value":'  # of a request that has only some of its names so
-NAME = re.compile(rb'"[a-z]++(?:_[a-z]++)++"(?=\s*+:)')
+NAME = re.compile(rb'"[a-z]++(?:_[a-z]++){1,8}"(?=\s*+:)')  # none of the protobuf has more words
 ODD = b"\xff" * 17  # before an id in JSON that is not hexadecimal: no id of 16 bytes begins so
 
 

@@ -22,10 +22,10 @@ from sluice.contrib.formats.otlp import (
     identity,
     scope_context,
 )
+from sluice.contrib.formats.parts import encoded_size, finite_or_text
 from sluice.contrib.formats.prometheus import BUCKET, bucket_bound, negated
-from sluice.streams import body as bodies
 from sluice.streams.metrics import state_field, typed_value
-from sluice.streams.record import Invalid, Metric, finite_or_text
+from sluice.streams.record import Invalid, Metric
 
 NO_RECORDED_VALUE = messages.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 TEMPORALITIES: dict[int, str] = {
@@ -61,7 +61,7 @@ class PointRows(list[Metric]):
         if len(parts) > PARTS:
             raise Invalid(f"data point with more than {PARTS} parts")
         if parts:
-            own = bodies.encoded_size(self.context.tags) - self.context.size
+            own = encoded_size(self.context.tags) - self.context.size
             self.context.budget.repeat(len(parts), max(own, BUCKET))
         return parts
 

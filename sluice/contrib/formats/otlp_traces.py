@@ -25,7 +25,8 @@ from sluice.contrib.formats.otlp import (
     scope_context,
 )
 from sluice.contrib.formats.otlp_logs import resource
-from sluice.streams.record import Invalid, Span
+from sluice.contrib.formats.spans import Span
+from sluice.streams.record import Invalid
 
 KINDS = None, "internal", "server", "client", "producer", "consumer"
 STATUSES = None, "ok", "error"

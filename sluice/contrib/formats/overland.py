@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.lenient_json import struct_reader
+from sluice.contrib.formats.parts import json_array
 from sluice.contrib.formats.position import Number, build_position, device_of, from_object
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
@@ -71,7 +72,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
     Raises: Invalid, msgspec's errors.
     """
     request = read(part, budget)
-    features = bodies.json_array(request.locations, "locations")
+    features = json_array(request.locations, "locations")
     owner = b"" if request.device_id is None else b'"device_id":' + msgspec.json.encode(request.device_id) + b","
     head = b"{" + owner + b'"locations":['
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.lenient_json import struct_reader
 from sluice.contrib.formats.position import KMH, Number, build_position, device_of
 from sluice.streams.body import Budget, Empty
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message, field, query_parameter
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time

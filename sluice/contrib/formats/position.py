@@ -10,10 +10,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from sluice.base.override import override
+from sluice.contrib.formats.lenient_json import scalar_or_text
 from sluice.streams import gps
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.lenient_json import scalar_or_text
 from sluice.streams.message import Message
 from sluice.streams.record import RANGES, Gps, Invalid
 from sluice.streams.registry import Stream, formats_of
@@ -42,6 +42,8 @@ NESTED = "coords", "location", "position"  # objects that have some of the field
 OTHER_NAMES = *NESTED, "battery_level"  # the latter is 0 to 1 in GeoJSON, and percent elsewhere
 PATH = "gps"  # the name of a device that has none, if the head of its request was not kept
 
+# A valid plain object; any other field may be another name of one of its own
+Plain = msgspec.defstruct("Plain", gps.FIELDS, gc=False, forbid_unknown_fields=True)
 # Any other one: its fields may have other names, and are read one by one. `coords` holds some of them in browsers
 Loose = msgspec.defstruct(
     "Loose",
@@ -212,5 +214,5 @@ class NamedGpsDecoder(JsonDecoder):
         return from_names(fields.get, lambda: device_of(message, budget, PATH))
 
 
-DECODER = NamedGpsDecoder(gps.Plain, gps.build_position, formats_of("gps"))
+DECODER = NamedGpsDecoder(Plain, gps.build_position, formats_of("gps"))
 GPS = Stream("gps", Gps, DECODER.fast_path(Gps), content=True, decoder=DECODER)

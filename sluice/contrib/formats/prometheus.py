@@ -15,12 +15,13 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.parts import Refused, check_texts, encoded_size, finite_or_text
 from sluice.contrib.formats.protobuf import Field, load_messages, parse_message, split_fields, uncompress
 from sluice.streams import body as bodies
-from sluice.streams.body import BRACKETS, Budget, Exhausted, Refused
+from sluice.streams.body import BRACKETS, Budget, Exhausted
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed_value
-from sluice.streams.record import INT64, Invalid, Metric, Reject, check_texts, finite_or_text
+from sluice.streams.record import INT64, Invalid, Metric, Reject
 
 messages = load_messages("prometheus")
 VERSIONS = {"": 1, "prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
@@ -142,7 +143,7 @@ class Request:
             budget.left -= bodies.EMPTY_COST
         budget.left += count
         if self.version == 2 or len(rows) > 1:
-            budget.repeat(len(rows), bodies.encoded_size(tags, name))
+            budget.repeat(len(rows), encoded_size(tags, name))
         return rows
 
     def charge(self, series: Any, budget: Budget) -> None:

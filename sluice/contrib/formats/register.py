@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sluice.http.routes import JSON, NO_CONTENT, OK, PROTOBUF, reply
+from sluice.contrib.formats.rpc_status import PROTOBUF
+from sluice.http.routes import JSON, NO_CONTENT, OK, reply
 from sluice.registry import Coding, Contribution, Entry
 from sluice.streams.format import Format
 
@@ -121,8 +122,11 @@ CONTRIBUTION = Contribution(
     formats=FORMATS,
     streams={
         "spans": "sluice.contrib.formats.spans:SPANS",
-        "logs": "sluice.contrib.formats.log_fields:LOGS",  # in place of the core's
+        # in place of the core's
+        "logs": "sluice.contrib.formats.log_fields:LOGS",
         "gps": "sluice.contrib.formats.position:GPS",
+        "metrics": "sluice.contrib.formats.loose_metrics:METRICS",
+        "votes": "sluice.contrib.formats.loose_votes:VOTES",
     },
     openers={
         "X-Amz-Firehose-Request-Id": "sluice.contrib.formats.firehose:open_delivery",

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sluice.contrib.formats.lenient_json import struct_reader
+from sluice.contrib.formats.parts import json_array
 from sluice.contrib.formats.telegraf import LoosePoint, decode_loose_point
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
 from sluice.streams.decoder import Result, decode_parts
-from sluice.streams.lenient_json import struct_reader
 from sluice.streams.message import Message
 
 
@@ -34,7 +35,7 @@ read_reading = struct_reader(Reading)
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The values of all readings. An invalid reading is one reject. Raises: Invalid, msgspec's errors."""
     push = read_push(part, budget)
-    readings = bodies.json_array(push.payload, "payload")
+    readings = json_array(push.payload, "payload")
     sender = {name: value for name, value in (("deviceId", push.deviceId), ("sessionId", push.sessionId)) if value}
     head = msgspec.json.encode(sender)[:-1] + b"," * bool(sender) + b'"payload":['
 

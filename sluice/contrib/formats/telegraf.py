@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sluice.contrib.formats.lenient_json import struct_reader, text_or_json, text_values
+from sluice.contrib.formats.parts import array_reader, encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
 from sluice.streams.decoder import NUL, Result, check_text, decode_parts
-from sluice.streams.lenient_json import struct_reader, text_or_json, text_values
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed_value
 from sluice.streams.record import Invalid, Metric
@@ -33,7 +34,7 @@ class LoosePoint(Point):
     tags: dict[str, msgspec.Raw] | None = None  # type: ignore[assignment]
 
 
-read_points = bodies.array_reader("metrics")
+read_points = array_reader("metrics")
 read_strict = msgspec.json.Decoder(Point).decode
 read_loose = struct_reader(LoosePoint)
 read_value = msgspec.json.Decoder(Value | None).decode
@@ -99,7 +100,7 @@ def point_records(point: Point, part: bytes, budget: Budget) -> list[Metric]:
             raise Empty("null")
         raise Invalid("no field")
     if len(metrics) > 1:
-        budget.repeat(len(metrics), bodies.encoded_size(tags, name))
+        budget.repeat(len(metrics), encoded_size(tags, name))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

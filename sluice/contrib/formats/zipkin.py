@@ -6,10 +6,16 @@ Times are microseconds. Annotations are events. The remote endpoint is `peer.ser
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from sluice.contrib.formats.json_objects import object_decoder
-from sluice.streams.record import INT64, Invalid, Span
+from sluice.contrib.formats.json_objects import object_records
+from sluice.contrib.formats.otlp_traces import PARTS, PARTS_PER_RECORD
+from sluice.contrib.formats.spans import Span
+from sluice.streams.body import Budget
+from sluice.streams.decoder import Result
+from sluice.streams.message import Message
+from sluice.streams.record import INT64, Invalid
 
 MICROSECOND = 1_000
 TRACE_DIGITS = 32, 16  # of the ids of traces and of spans
@@ -76,4 +82,13 @@ def text(sent: object) -> str | None:
     return sent if isinstance(sent, str) and sent else None
 
 
-decode = object_decoder(span)
+def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
+    def build(sent: dict[str, Any]) -> tuple[Span]:
+        annotations = sent.get("annotations")
+        count = len(annotations) if isinstance(annotations, list) else 0
+        if count > PARTS:
+            raise Invalid(f"span with more than {PARTS} annotations")
+        budget.left -= count // PARTS_PER_RECORD
+        return (span(sent),)
+
+    return object_records(body, budget, build)

@@ -24,9 +24,10 @@ import msgspec
 from sluice.base.override import override
 from sluice.base.times import iso_instant, iso_second
 from sluice.contrib.destinations.destination import Destination, InMemory, Object, Rejected, Rows, single_body
+from sluice.contrib.destinations.far_rows import FarRow
 from sluice.contrib.forward.target import Target
 from sluice.store.store import Store
-from sluice.store.types import FarRow, Origin
+from sluice.store.types import Origin
 from sluice.streams.registry import Stream
 from sluice.streams.schema import plain_records
 

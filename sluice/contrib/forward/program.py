@@ -24,6 +24,7 @@ from typing import Any
 
 from sluice import settings
 from sluice.base import daemon
+from sluice.contrib.destinations.far_rows import bury_rows
 from sluice.contrib.destinations.outbox import Outbox
 from sluice.contrib.forward.client import Answer, Client
 from sluice.contrib.forward.destination import ENDED, ORDERED, Entry, Forward, Place, place_of, unpack
@@ -151,7 +152,7 @@ class Line:
                 for (packed,) in found if why else ():
                     entry = unpack(packed)
                     reason = f"{ENDED}{why[:WORDS]} [{entry.key}]"
-                    buried += store.bury_rows(db, self.name, self.destination.rows([entry]), reason, entry.is_request)
+                    buried += bury_rows(store, db, self.name, self.destination.rows([entry]), reason, entry.is_request)
             since = store.time(int((self.schedule.oldest or time.time()) * 1e6))
             store.run(db, TELL, (gone, note[0], since, queued))
             store.run(db, "DELETE FROM batches_objects WHERE name = ? AND bodies <= 0", (queued,))

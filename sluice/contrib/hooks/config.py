@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sluice import settings
+from sluice.contrib.access.secret_file import read_secret
 from sluice.http.routes import JSON, OK, Reply, reply
 from sluice.parsers import size_parser as parse_size
 from sluice.settings import SettingError, Settings
@@ -99,7 +99,7 @@ def load(s: Settings) -> Hooks:
 
 def read(file: Path, s: Settings) -> Hooks:
     named: dict[str, Hook] = {}
-    for number, line in enumerate(settings.read_secret("INGEST_HOOKS", file).splitlines(), 1):
+    for number, line in enumerate(read_secret("INGEST_HOOKS", file).splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue

@@ -15,9 +15,9 @@ from sluice.contrib.kafka.admin import Admin, Positions, Topic, ask_errors
 from sluice.spool import inspector
 from sluice.spool.claim import Claim
 from sluice.spool.contract import TIMEOUT_SECONDS, UNHURRIED_SECONDS
-from sluice.spool.errors import NoSuchVerb
-from sluice.spool.inspector import Seen, Snapshot
+from sluice.spool.inspector import NoSuchVerb, Seen
 from sluice.spool.outlet import MAX_BODIES
+from sluice.spool.snapshot import Snapshot
 from sluice.store.store import Store
 
 REFUSED = {

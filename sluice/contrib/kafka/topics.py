@@ -32,11 +32,11 @@ from sluice.contrib.destinations.destination import (
     single_body,
     writer_of,
 )
+from sluice.contrib.destinations.far_rows import FarRow
 from sluice.contrib.kafka.admin import MAX_RECORD_BYTES, Admin, ask_errors, error_code
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.contract import TIMEOUT_SECONDS
 from sluice.store.transaction_limits import GROUP_RECORDS
-from sluice.store.types import FarRow
 from sluice.streams.registry import Stream
 from sluice.streams.schema import plain_records
 

@@ -15,9 +15,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sluice import settings
-from sluice.account import cell_sums
-from sluice.base import daemon
-from sluice.ledger import Histogram, Observer, Reading, waiting_bodies
+from sluice.base.background import exit_on_signal
+from sluice.ledger import Histogram, Observer, Reading, cell_sums, waiting_bodies
 
 Family = Union[CounterMetricFamily, GaugeMetricFamily]
 Labels = Sequence[str]
@@ -199,7 +198,7 @@ def main() -> None:
         def log_message(self, format: str, *args: Any) -> None:
             """Do not log requests."""
 
-    daemon.exit_on_signal()
+    exit_on_signal()
     path = s.home / "run/metrics.sock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

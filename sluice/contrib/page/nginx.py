@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sluice.contrib.page.notifier import rejected_socket
 from sluice.parsers import EVERYBODY
 from sluice.run.nginx import HOST_CHECK, PROXY_CHECK, allow_lines, quoted_path
 from sluice.settings import Settings
@@ -84,7 +85,7 @@ def page_files(s: Settings) -> dict[str, str]:
     run = s.home / "run"
     check = "" if s.status_allow == EVERYBODY else f"{HOST_CHECK} {PROXY_CHECK}"
     names = {name: quoted_path(run / f"{name}.json") for name in ("status", "errors", "rows")}
-    told = quoted_path(f"syslog:server=unix:{s.rejected},nohostname")
+    told = quoted_path(f"syslog:server=unix:{rejected_socket(s.home)},nohostname")
     return {
         "http/page.conf": UPSTREAM.format(socket=quoted_path(f"unix:{run}/metrics.sock")),
         "server/page.conf": LOCATIONS.format(

@@ -16,18 +16,19 @@ from statistics import linear_regression, median
 from typing import Any, NoReturn
 
 from sluice import settings
-from sluice.account import STATES, cell_sums
-from sluice.base import daemon, terminal
+from sluice.account import STATES
+from sluice.base import background, terminal
 from sluice.base.counters import read_rates
 from sluice.base.files import replace_file
 from sluice.base.times import iso_instant
 from sluice.contrib.page.rejections import Rejections
 from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
-from sluice.ledger import COUNTING_SHARE, Observer, Reason
+from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
+from sluice.store.questions import DeadLetter, find_last_letters
 from sluice.store.store import Store
-from sluice.store.types import DeadLetter, Unavailable
+from sluice.store.types import Unavailable
 
 READING_SECONDS = 1.0  # between two readings
 PROBE_READINGS = 5  # per health check of the gateway
@@ -55,8 +56,8 @@ Row = list[Any]
 
 def main() -> NoReturn:
     """Take a reading each second and write it, until a signal ends the process."""
-    daemon.exit_on_signal()
-    daemon.give_way()  # to gateway and workers
+    background.exit_on_signal()
+    background.give_way()  # to gateway and workers
     with settings.exit_if_invalid():
         s = settings.load_settings()
         page = Page(s)
@@ -179,7 +180,7 @@ class Page:
 def last(store: Store[Any], stream: str, dead: int) -> dict[str, Any]:
     """The last rows of a stream and its last dead letters, newest first."""
     columns, rows = store.last_rows(stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
-    letters = store.last_letters(stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
+    letters = find_last_letters(store, stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
     return {
         "columns": columns,
         "rows": [[value and cell_text(value) for value in row] for row in rows],

@@ -16,5 +16,6 @@ CONTRIBUTION = Contribution(
     programs={name: Program(f"sluice.contrib.page.parts:{name}") for name in ("metrics", "page")},
     paths=(r"/status(?:/.*)?",),
     nginx="sluice.contrib.page.nginx:page_files",
+    rejections="sluice.contrib.page.notifier:PageNotifier",
     announce="sluice.contrib.page.parts:announce",
 )

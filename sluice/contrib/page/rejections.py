@@ -1,6 +1,6 @@
 """Counts the requests that nginx rejects itself, and keeps the last ones that nginx or the gateway rejected.
 
-Each comes in a datagram (nginx/sluice.conf, sluice/http/notify_page.py); some are lost when there are too many. `page`
+Each comes in a datagram (nginx/sluice.conf, notifier.py); some are lost when there are too many. `page`
 writes them to a file for `bin/sluice errors` and the status page. A path is made printable before it is kept, and no
 body, query string or key is among what comes.
 """
@@ -21,6 +21,7 @@ from sluice.base import terminal
 from sluice.base.connect import connect_client
 from sluice.base.counters import Counts
 from sluice.base.files import replace_file
+from sluice.contrib.page.notifier import rejected_socket
 from sluice.spool.contract import count_command
 
 FILE = "errors.json"
@@ -83,9 +84,10 @@ class Rejections:
             for entry in reversed(json.loads(self.file.read_text())):
                 self.keep(entry)
         self.is_new = True
-        s.rejected.unlink(missing_ok=True)
+        place = rejected_socket(s.home)
+        place.unlink(missing_ok=True)
         self.inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.inbox.bind(str(s.rejected))
+        self.inbox.bind(str(place))
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:

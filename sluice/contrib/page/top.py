@@ -28,6 +28,7 @@ from rich.text import Text
 
 from sluice.base import terminal
 from sluice.base.counters import read_rates
+from sluice.base.times import format_age
 from sluice.contrib.page import page
 from sluice.ledger import Observer, Reading
 from sluice.settings import Settings
@@ -152,7 +153,7 @@ class Dashboard:
                 "?" if row["backlog_bytes"] is None else format_size(row["backlog_bytes"]) if waits else "",
                 Text(draw_bars(chart, self.ramp), "cyan"),
                 Text(
-                    "?" if row["ready"] is None else "" if old is None else terminal.format_age(old),
+                    "?" if row["ready"] is None else "" if old is None else format_age(old),
                     "bold yellow" if (old or 0) >= OLD_SECONDS else "",
                 ),
                 Text(format_number(row["dead"]), "yellow" if row["dead"] else ""),
@@ -178,7 +179,7 @@ class Dashboard:
         for worker in workers:
             held = [
                 f"{claim['stream']}: {format_number(claim['bodies'])} bodies"
-                + (f" for {terminal.format_age(claim['seconds'])}" if claim["seconds"] else "")
+                + (f" for {format_age(claim['seconds'])}" if claim["seconds"] else "")
                 for claim in worker["claims"]
                 if claim["bodies"]
             ]
@@ -205,7 +206,7 @@ class Dashboard:
                 "" if reads is None else per_second(reads),
                 terminal.format_percent(hits),
                 "" if view["keys"] is None else format_number(view["keys"]),
-                Text("" if lag is None else terminal.format_age(lag), "bold yellow" if late else ""),
+                Text("" if lag is None else format_age(lag), "bold yellow" if late else ""),
                 "" if made is None else format_number(made),
             )
         return table

@@ -25,7 +25,8 @@ from psycopg.conninfo import make_conninfo
 from sluice.contrib.postgres.session import CONFLICTS, Session, primary_message, url_parameters
 from sluice.contrib.postgres.tables import only_row, run_sql
 from sluice.store.copies import CannotCopy, Progress
-from sluice.store.store import check_layout, retry_conflicts
+from sluice.store.retries import retry_conflicts
+from sluice.store.store import check_layout
 from sluice.store.tables import TABLES
 
 BOOKS = ["batches_ranges", *(name for name in TABLES if name != "batches_ranges"), "view_changes", "batches_layout"]
@@ -75,7 +76,7 @@ def check(file: Path) -> None:
         raise CannotCopy(f"{file} is a copy of a whole database: restore it by pg_restore, into an empty one")
     text = run("", "pg_restore", "--data-only", "--table=batches_layout", "--file=-", str(file))
     versions = re.findall(r"^(\d+)$", text, re.M)
-    check_layout(str(file), max(map(int, versions), default=0), make=False)
+    check_layout(str(file), max(map(int, versions), default=0))
 
 
 @retry_conflicts

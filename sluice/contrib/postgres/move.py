@@ -18,7 +18,7 @@ from sluice.contrib.postgres.table import STAMP, Table
 from sluice.contrib.postgres.tables import run_sql
 from sluice.run.up import connected
 from sluice.settings import SettingError, Settings
-from sluice.store.database_identity import require_own
+from sluice.store.own import require_own
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.tables import TABLES

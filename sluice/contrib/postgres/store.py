@@ -124,12 +124,12 @@ class Postgres(Store[Session]):
                 with db.begin():
                     if self.make:
                         self.recognise(db)
-                        make_tables(db, self.name, self.row_destinations.addresses())
+                        make_tables(db, self.name)
                         self.known = self.identity(db)
                     elif not only_row(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
                     else:
-                        check_layout(self.name, layout_of(db), make=False)
+                        check_layout(self.name, layout_of(db))
                 if self.make:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.begin():

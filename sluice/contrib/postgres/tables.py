@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -13,7 +13,7 @@ import psycopg
 from sluice.contrib.postgres.session import Session
 from sluice.contrib.postgres.table import STAMP
 from sluice.store.store import check_layout
-from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
+from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, TABLES
 from sluice.store.types import Unavailable
 
 KINDS = {
@@ -62,16 +62,10 @@ EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 ALTER TABLE batches_ranges ADD CONSTRAINT batches_ranges_excluded EXCLUDE USING gist (({SPAN}) WITH &&)"""
 
 
-def make_tables(db: psycopg.Connection[Any], where: str, addresses: Mapping[str, str]) -> None:
-    """Create the bookkeeping's tables, or bring them up to date. where: the database. addresses: see `Elsewhere`."""
+def make_tables(db: psycopg.Connection[Any], where: str) -> None:
+    """Create the bookkeeping's tables, or add the columns that they lack. where: the database."""
     db.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-    layout = layout_of(db)
-    check_layout(where, layout, make=True)
-    if layout < LAYOUT:
-        for statement in (*RENAMED, "ALTER INDEX batches_spools_by_name RENAME TO batches_epochs_by_name"):
-            run_sql(db, statement)
-        for stream, address in addresses.items():
-            db.execute("UPDATE batches_objects SET address = %s WHERE stream = %s", (address, stream))
+    check_layout(where, layout_of(db))
     ensure_table(db, "batches_layout", VERSION)
     more = {name: f"ALTER TABLE {name} ADD PRIMARY KEY ({columns})" for name, columns in PRIMARY_KEYS.items()}
     more |= {"batches_ranges": EXCLUDE, "batches_carried": COMPRESSED}

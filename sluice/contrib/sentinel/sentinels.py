@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from redis.exceptions import ConnectionError
 
-from sluice.base.connect import CONNECT_SECONDS, Following, MasterWatch, connection, exchange
-from sluice.base.override import override
+from sluice.base.connect import CONNECT_SECONDS, connection, exchange
 
 ASK_SECONDS = 0.2  # between two questions to a Sentinel: a failover takes about two seconds longer than this
 
 
-def follow_master(address: str) -> Callable[[], Sentinels]:
-    """What makes the Sentinels of an address."""
-    return lambda: sentinels(address, os.getpid())
+@functools.cache
+def following(kind: type[Any], address: str) -> type[Any]:
+    """The class of the connections to the master that the Sentinels of an address name. kind: of those to a host."""
+    return type(f"Following{kind.__name__}", (Following, kind), {"address": address})
 
 
 @functools.cache
@@ -43,7 +44,7 @@ class SentinelAnswer(NamedTuple):
     replicas: int
 
 
-class Sentinels(MasterWatch):
+class Sentinels:
     """Knows which Redis is the master: asks each Sentinel, in a thread of its own, several times a second.
 
     When the master changes, connections to the previous one are closed: it may accept writes that will be lost.
@@ -65,7 +66,6 @@ class Sentinels(MasterWatch):
             link = connection(alone, CONNECT_SECONDS, protocol=2)
             threading.Thread(target=self.ask, args=(number, link), name=f"sentinel-{number}", daemon=True).start()
 
-    @override
     def master(self) -> tuple[str, int]:
         """Host and port of the master. Raises: ConnectionError if no Sentinel names it; the first time it waits."""
         with self.changed:
@@ -101,6 +101,37 @@ class Sentinels(MasterWatch):
                 for link in list(self.links):
                     link.leave_unless(self.best.master)
                 self.replicas = self.best.replicas  # only now: the previous master might have fewer
+
+
+class Following:
+    """A connection to the master, which is left when another Redis becomes it. address: of the Sentinels."""
+
+    address: str
+    link: socket.socket | None = None
+
+    @property
+    def watch(self) -> Sentinels:
+        return sentinels(self.address, os.getpid())
+
+    @property
+    def candidates(self) -> int:
+        return self.watch.replicas
+
+    def _connect(self) -> socket.socket:
+        watch = self.watch
+        self.host, self.port = watch.master()
+        self.link = super()._connect()  # type: ignore[misc]
+        with watch.changed:
+            watch.links.add(self)
+        assert self.link
+        return self.link
+
+    def leave_unless(self, master: tuple[str, int]) -> None:
+        """End a connection to another Redis, from another thread: a reply that is waited for never comes."""
+        if (self.host, self.port) != master and self.link:
+            with contextlib.suppress(OSError):
+                # not SSLSocket.shutdown: after it, what another thread sends is not encrypted
+                socket.socket.shutdown(self.link, socket.SHUT_RDWR)
 
 
 def reply_fields(reply: list[bytes]) -> dict[bytes, bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ from sluice.base.override import override
 from sluice.settings import SettingError, Settings
 from sluice.streams.body import Budget
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.lenient_json import real_or_text
 from sluice.streams.message import Message
 from sluice.streams.record import Decoded, Record
 from sluice.streams.registry import Stream
@@ -92,6 +92,11 @@ def read_members(part: bytes) -> dict[str, Any]:
         sent: dict[str, Any] = json.loads(part, parse_float=real_or_text)
         msgspec.json.encode(sent)  # raises for half of a surrogate pair
         return sent
+
+
+def real_or_text(text: str) -> float | str:
+    number = float(text)
+    return number if isfinite(number) else text
 
 
 def keep_extra(stream: Stream) -> Stream:

@@ -6,7 +6,7 @@ import logging
 import os
 
 from sluice import settings
-from sluice.base import daemon
+from sluice.base import background, daemon
 from sluice.contrib import views
 from sluice.contrib.views.follower import Follower
 from sluice.contrib.views.refresh import Refresher
@@ -23,7 +23,7 @@ def main() -> None:
         views.check_declarations(declared, streams)
         check_store(s.store)
     socket = s.scratch_redis
-    daemon.give_way()  # to what accepts and stores; a count may take seconds of CPU
+    background.give_way()  # to what accepts and stores; a count may take seconds of CPU
     follower = Follower(socket, s.store, declared, streams)
     refresher = Refresher(socket, s.store, declared, streams, lambda: follower.token)
     daemon.stop_on_signal(follower)

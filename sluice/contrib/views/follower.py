@@ -37,6 +37,7 @@ from typing import Any
 from redis.exceptions import ConnectionError, RedisError
 
 from sluice.base import daemon
+from sluice.base.background import waited_seconds
 from sluice.contrib.views import contract, lease
 from sluice.contrib.views.client import Full, LeaseLost, ViewsClient
 from sluice.contrib.views.kinds.followed import Followed
@@ -119,7 +120,7 @@ class Follower:
         threading.Thread(target=lease.keep_lease, args=(self.socket, token), name="lease", daemon=True).start()
         self.source.prepare({view.stream for view in self.views.values()})
         watchdog = daemon.Watchdog()
-        waited = daemon.waited_seconds()
+        waited = waited_seconds()
         while not self.stopping:
             watchdog.turn()
             try:
@@ -127,7 +128,7 @@ class Follower:
                 if not any(generation.retry_at for generation in self.generations):
                     self.say(None)
                 backoff = BACKOFF_SECONDS[0]
-                before, waited = waited, daemon.waited_seconds()
+                before, waited = waited, waited_seconds()
                 self.wake.acquire(timeout=pause_seconds(busy, waited - before))
                 continue
             except LeaseLost as error:

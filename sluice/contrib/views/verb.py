@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from sluice.base import terminal
 from sluice.base.counters import read_rates
+from sluice.base.times import format_age
 from sluice.contrib import views
 from sluice.contrib.views import contract
 from sluice.contrib.views.check import Checker
@@ -73,7 +74,7 @@ def show_views(client: ViewsClient, declared: dict[str, views.View]) -> int:
 
 
 def view_cells(view: ViewFigures) -> list[str]:
-    lag = "" if view.lag is None else terminal.format_age(view.lag)
+    lag = "" if view.lag is None else format_age(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
     reads, hits = read_rates({}, view.reads, 1)
     return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", terminal.format_percent(hits)]

@@ -41,7 +41,7 @@ def check(file: Path) -> None:
     try:
         found = source.execute("PRAGMA quick_check(1)").get
         layout: Any = source.execute("PRAGMA user_version").get
-        check_layout(str(file), layout, make=True)
+        check_layout(str(file), layout)
         source.execute("SELECT 1 FROM batches LIMIT 1").fetchall()
     except apsw.SQLError:
         raise CannotCopy(f"{file} is no backup of Sluice") from None

@@ -33,7 +33,7 @@ from sluice.store.sqlite.file import (
 )
 from sluice.store.sqlite.table import Table
 from sluice.store.store import RowDestinations, Store, check_layout
-from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, RENAMED, TABLES
+from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, TABLES
 from sluice.store.types import Body, Full, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.registry import Stream
 
@@ -56,7 +56,6 @@ BY_FIRST = "CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches
 # of a value: its first characters, or for a BLOB those of its bytes in hexadecimal
 TEXT = """CASE typeof("{name}") WHEN 'blob' THEN substr(hex(substr("{name}", 1, {most})), 1, {most})
   ELSE substr("{name}", 1, {most}) END"""
-OLD_INDEXES = ("batches_spools_by_name", "batches_folded_by_spool", "batches_expired_by_spool")
 
 
 class Sqlite(Store[apsw.Connection]):
@@ -132,7 +131,7 @@ class Sqlite(Store[apsw.Connection]):
                         with contextlib.suppress(apsw.SQLError, Unavailable):
                             self.table(db, name)
                 else:
-                    check_layout(self.path, layout_of(db), make=False)
+                    check_layout(self.path, layout_of(db))
                     if not self.exists(db, "batches"):
                         raise Unavailable(f"{self.path}: there are no tables yet")
             except BaseException:
@@ -148,13 +147,7 @@ class Sqlite(Store[apsw.Connection]):
             self.db.set_busy_handler(busy_handler())
 
     def make_tables(self, db: apsw.Connection) -> None:
-        layout = layout_of(db)
-        check_layout(self.path, layout, make=True)
-        if layout < LAYOUT:
-            for statement in (*RENAMED, *(f"DROP INDEX IF EXISTS {name}" for name in OLD_INDEXES)):
-                db.execute(statement)
-            for stream, address in self.row_destinations.addresses().items():
-                db.execute("UPDATE batches_objects SET address = ? WHERE stream = ?", (address, stream))
+        check_layout(self.path, layout_of(db))
         for name, columns in TABLES.items():
             listed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
             key = f", PRIMARY KEY ({PRIMARY_KEYS[name]})) WITHOUT ROWID" if name in PRIMARY_KEYS else ")"

@@ -15,15 +15,18 @@ import pytest
 
 from proving.harness import ROOT
 from sluice.contrib.destinations.destination import Rows, Unwritable
+from sluice.contrib.destinations.far_rows import bury_rows
 from sluice.contrib.destinations.outbox import CARRIED, NOTES, Outbox, note_object, note_reason
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_destinations
+from sluice.store.questions import find_letters, find_unpublished
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Vote
-from support.store_contract import NOON, Backend, body_with, votes
+from support.store_contract import NOON, Backend, body_with, today, upto, vote, votes
 
 DYING = """
 import os, signal, sys
@@ -167,21 +170,31 @@ class OutboxTests:
         with store.transaction() as db:
             for name, bodies in ("1", 3), ("2", 4), ("3", 5):
                 note_object(store, db, "votes", name, "parquet:///rows#abc", bodies, None)
-        assert store.unpublished() == []
+        assert find_unpublished(store) == []
         note_reason(store, "1", "no space left")
-        (one,) = store.unpublished()
+        (one,) = find_unpublished(store)
         assert one[:3] == ("votes", "parquet:///rows", 3) and one.reason == "no space left" and 0 <= one.seconds < 60
         with store.transaction() as db:
             store.run(db, "UPDATE batches_objects SET since = ? WHERE name = '2'", (store.time(NOON),))
-        (one,) = store.unpublished()
+        (one,) = find_unpublished(store)
         assert one.bodies == 7 and one.seconds > 3600
 
-    def test_rows_that_wait_since_layout_2_get_the_address_of_their_destination(self, backend: Backend) -> None:
-        """tests/store/before_store.* have rows of gps that wait for it."""
-        backend.load("before_store")
-        rows = parse_rows("gps=clickhouse://u:secret@h:8123/d")
-        for _ in range(2):
-            store = open_store(backend.url, STREAMS, row_destinations=open_destinations(rows, STREAMS))
-            with store.transaction() as db:
-                assert store.run(db, NOTES) == [("gps", "w-000000000001", "clickhouse://h:8123/d", "")]
-            store.close()
+    def test_a_row_elsewhere_that_is_refused_after_its_batch_was_folded_is_dead_and_replayed(
+        self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sluice.store.transaction_limits.KEEP_BATCHES", 1)
+        monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
+        for number in range(1, 6):
+            store.persist(*votes(number, first=number))
+        ((first,),) = backend.ask("SELECT min(id) FROM batches")
+        while store.fold():
+            pass
+        assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []
+        with store.transaction() as db:
+            assert bury_rows(store, db, "votes", [(first, 1, NOON, vote("again"))], "rejected\n by it") == 1
+        assert store.ledger("votes", upto(5))[:2] == (5, 1)
+        (letter,) = find_letters(store)
+        assert (letter.reason, letter.whole, letter.seq) == ("rejected by it", False, 1)
+        assert replay_letters(store, [letter], today).stored == 1
+        assert store.ledger("votes", upto(5))[:2] == (5, 0)
+        assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []

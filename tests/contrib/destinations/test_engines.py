@@ -28,12 +28,14 @@ from sluice.contrib.destinations import destination
 from sluice.contrib.destinations.outbox import Outbox, note_object
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import check_rows, open_destination, open_destinations
+from sluice.store.questions import count_overdue, find_letters, find_unpublished
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Record
-from sluice.streams.registry import stream
 from support import store_contract
 from support.sender_configs import samples
 from support.store_contract import NOON, body_with, claim, decoded, today, votes
@@ -287,7 +289,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
         # a broker that takes three seconds for one answer is away; a worker then tries again
         store_contract.patiently(lambda: store.persist(claim("counts", 9), entries))
         assert not outbox(store).late
-        assert [letter.seq for letter in store.letters()] == [5]
+        assert [letter.seq for letter in find_letters(store)] == [5]
     assert [number for (number,) in place.read("counts", "number")] == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
@@ -424,13 +426,13 @@ def test_rows_are_not_inserted_again_beyond_the_window_of_tokens(place: Place, m
 @each
 def test_dead_letters_are_replayed_into_the_destination(store: Store, place: Place) -> None:
     store.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
-    (letter,) = store.letters()
+    (letter,) = find_letters(store)
     mended = letter._replace(body=b"poll=p&choice=b")
-    assert store.replay([mended], today, dry=True).stored == 1
+    assert replay_letters(store, [mended], today, dry=True).stored == 1
     assert place.choices() == ["a"]
-    assert store.replay([mended], today).stored == 1
+    assert replay_letters(store, [mended], today).stored == 1
     assert place.read("votes", "choice", "seq") == [("b", 1), ("a", 2)]
-    assert store.letters() == [] and store.replay([mended], today).stored == 0
+    assert find_letters(store) == [] and replay_letters(store, [mended], today).stored == 0
 
 
 # --- Another destination -------------------------------------------------------------------------------------------
@@ -453,14 +455,14 @@ def test_rows_that_wait_stay_for_their_destination(back: bool, place: Place, tmp
             outbox(other).tidy("votes", other)
             with contextlib.suppress(Unavailable):
                 outbox(other).publish(other)
-            (one,) = other.unpublished()
+            (one,) = find_unpublished(other)
             assert (one.stream, one.address, one.bodies) == ("votes", place.rows, 2)
         if not back:
             break
     assert place.choices() == []
     with contextlib.closing(place.connect()) as store:
         outbox(store).publish(store)
-        assert place.choices() == ["a", "b"] and noted(store) == [] == store.unpublished()
+        assert place.choices() == ["a", "b"] and noted(store) == [] == find_unpublished(store)
 
 
 @only("s3")
@@ -519,14 +521,14 @@ def test_a_row_that_is_refused_becomes_a_dead_letter_and_the_others_are_there(st
     assert store.persist(*votes(*choices, first=2)) == Outcome(38, 0)
     assert not outbox(store).late
     assert place.choices() == ["first", *(choice for choice in choices if choice != POISON)]
-    (letter,) = store.letters()
+    (letter,) = find_letters(store)
     assert (letter.seq, letter.whole, letter.received) == (7, False, NOON + 5_000_000)
     assert letter.reason.startswith("rejected by the destination: ")
     assert store.ledger("votes")[:2] == (39, 1)
-    assert store.replay([letter], today)[:4] == (0, 0, 1, {letter.reason: 1})
+    assert replay_letters(store, [letter], today)[:4] == (0, 0, 1, {letter.reason: 1})
     store.persist(*votes("next", first=40))
     refuse(place, False)
-    assert store.replay(store.letters(), today)[:3] == (1, 1, 0)
+    assert replay_letters(store, find_letters(store), today)[:3] == (1, 1, 0)
     assert place.read("votes", "choice", "seq")[6:8] == [(POISON, 7), ("8", 8)] and len(place.choices()) == 40
     outbox(store).publish(store)
     assert noted(store) == []
@@ -576,7 +578,7 @@ def test_rows_of_a_field_with_another_type_wait(place: Place) -> None:
                 store.persist(claim("counts", 1, first=n), [body_with(n, NOON, b"", Named(name="n", number="007"))])
         with pytest.raises(Unavailable, match="column number .*has the type"):
             store.persist(claim("counts", 1, first=4), [body_with(4, NOON, b"", Named(name="n", number="007"))])
-        assert store.letters() == []
+        assert find_letters(store) == []
     assert place.read("counts", "number") == [(1,)]
 
 
@@ -594,7 +596,7 @@ def test_a_delta_table_gets_no_value_of_another_type(tmp: Path, monkeypatch: pyt
     with contextlib.closing(connected(Named)) as store:
         with pytest.raises(Unavailable, match="column number has the type int64, and the field string"):
             store.persist(claim("counts", 1, first=2), [body_with(2, NOON, b"", Named(name="n", number="007"))])
-        assert store.unpublished() == [] == store.letters()
+        assert find_unpublished(store) == [] == find_letters(store)
     with contextlib.closing(connected(Count)) as store:
         store.persist(claim("counts", 1, first=2), [body_with(2, NOON, b"", Count(name="n", number=2))])
     assert sorted(delta.DeltaTable(f"{tmp}/counts").to_pyarrow_table()["number"].to_pylist()) == [1, 2]
@@ -640,7 +642,7 @@ def test_an_object_without_rows_or_of_another_kind_holds_up_its_stream_for_a_whi
     assert place.read("gps", "device") == [("d",)]
     with pytest.raises(Unavailable, match="rows of gps wait for .*: its note is damaged"):
         outbox(store).publish(store)
-    (left,) = store.unpublished()
+    (left,) = find_unpublished(store)
     assert (left.stream, left.bodies) == ("gps", 1)
 
 
@@ -663,10 +665,10 @@ def test_rows_on_which_the_client_of_a_destination_fails_become_dead_letters_in_
     monkeypatch.setattr("sluice.contrib.destinations.outbox.FAILING_SECONDS", 0.0)
     outbox(store).publish(store)
     assert place.choices() == ["a", "b", "d"]
-    (letter,) = store.letters()
+    (letter,) = find_letters(store)
     assert (letter.seq, letter.reason) == (3, "rejected by the destination: unexpected error: LookupError")
     failing = False
-    assert store.replay([letter], today)[:3] == (1, 1, 0)
+    assert replay_letters(store, [letter], today)[:3] == (1, 1, 0)
     assert place.choices() == ["a", "b", "c", "d"]
 
 
@@ -708,7 +710,7 @@ def test_old_rows_are_deleted_and_counted(store: Store, place: Place) -> None:
     entries = decoded(STREAMS["votes"], [b"poll=p&choice=%d" % n for n in range(4)])
     days = [msgspec.structs.replace(body, received=body.received + (body.seq > 2) * 2 * DAY) for body in entries]
     store.persist(claim("votes", 4), days)
-    assert store.overdue("votes", NOON + DAY) == 2 and len(place.choices()) == 4
+    assert count_overdue(store, "votes", NOON + DAY) == 2 and len(place.choices()) == 4
     store.expire("votes", NOON + DAY)
     assert place.choices() == ["2", "3"]
     assert store.ledger("votes").deleted == 2

@@ -36,12 +36,14 @@ from sluice.contrib.destinations.outbox import Storing
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import check_rows, open_destination, open_destinations, open_rows
 from sluice.parsers import FOREVER, ByStream
+from sluice.store.questions import count_overdue, find_letters, find_unpublished, forget_cell
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Gps, Record, Vote
-from sluice.streams.registry import stream
 from support.sender_configs import samples
 from support.store_contract import NOON, body_with, claim, decoded, today, votes
 
@@ -206,7 +208,7 @@ def test_rejects_are_buried_in_the_database(store: Store, tmp: Path) -> None:
     )
     assert outcome == Outcome(2, 1)
     assert choices(tmp) == ["a", "b"]
-    (letter,) = store.letters()
+    (letter,) = find_letters(store)
     assert (letter.body, letter.seq, letter.whole) == (b"{", 2, True)
     assert store.ledger("votes").bodies == 3 and store.ledger("votes").dead == 1
 
@@ -230,7 +232,7 @@ def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stor
     entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:
         assert store.persist(claim("counts", 9), entries) == Outcome(8, 1)
-        (letter,) = store.letters()
+        (letter,) = find_letters(store)
         assert letter.seq == 5 and letter.reason.startswith("rejected by the destination: ")
     assert found(tmp, "number, seq", "counts") == [(n, n) for n in range(1, 10) if n != 5]
 
@@ -240,7 +242,7 @@ def test_a_number_that_is_no_integer_is_buried_where_a_field_is_one(url: str, tm
     entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 2 else n)) for n in (1, 2, 3)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:
         assert store.persist(claim("counts", 3), entries) == Outcome(2, 1)
-        assert [(letter.seq, letter.body) for letter in store.letters()] == [(2, b"2")]
+        assert [(letter.seq, letter.body) for letter in find_letters(store)] == [(2, b"2")]
     assert found(tmp, "number", "counts") == [(1,), (3,)]
 
 
@@ -373,11 +375,11 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
             outbox(store).publish(store)
         outbox(store).tidy("votes", store)
-        assert [one.bodies for one in store.unpublished()] == [2]
+        assert [one.bodies for one in find_unpublished(store)] == [2]
     assert choices(tmp) == [] and len(staged(tmp)) == 1
     with contextlib.closing(connected(url, tmp)) as store:
         tidied(store)
-        assert choices(tmp) == ["a", "b"] and store.unpublished() == []
+        assert choices(tmp) == ["a", "b"] and find_unpublished(store) == []
         assert store.ledger("votes").bodies == 3
 
 
@@ -400,8 +402,8 @@ def test_what_waits_for_the_destination_of_another_cell_is_left_to_it(url: str, 
         theirs.publish_figures("theirs", {"settings": shared_settings(STREAMS, FOREVER, outbox(theirs))}, ())
     other = parse_rows(f"parquet://{tmp}/other")
     with contextlib.closing(open_store(url, STREAMS, row_destinations=open_destinations(other, STREAMS))) as ours:
-        assert not outbox(ours).publish(ours) and ours.unpublished() == []
-        assert ours.forget("theirs")
+        assert not outbox(ours).publish(ours) and find_unpublished(ours) == []
+        assert forget_cell(ours, "theirs")
         with pytest.raises(Unavailable, match=f"wait for parquet://{tmp}/rows: INGEST_ROWS does not name it now"):
             outbox(ours).publish(ours)
 
@@ -447,11 +449,11 @@ def test_an_object_that_is_missing_keeps_its_note_and_holds_up_nothing(
             outbox(store).publish(store)
     store.persist(*votes("b", first=2))
     assert choices(tmp) == ["b"]
-    assert [(one.bodies, one.reason) for one in store.unpublished()] == [(1, "an object of these rows is missing")]
+    assert [(one.bodies, one.reason) for one in find_unpublished(store)] == [(1, "an object of these rows is missing")]
     for path in (tmp / "lost").iterdir():
         path.rename(tmp / "rows/.staged/votes" / path.name)
     tidied(store)
-    assert choices(tmp) == ["a", "b"] and store.unpublished() == []
+    assert choices(tmp) == ["a", "b"] and find_unpublished(store) == []
 
 
 @contextlib.contextmanager
@@ -559,7 +561,7 @@ def test_a_note_of_an_older_database_ends_if_its_file_was_merged(store: Store, t
         for row in before:
             store.run(db, "INSERT INTO batches_objects VALUES (?, ?, ?, ?, ?, ?)", row)
     outbox(store).publish(store)
-    assert store.unpublished() == [] and told(store, "SELECT * FROM batches_objects") == []
+    assert find_unpublished(store) == [] and told(store, "SELECT * FROM batches_objects") == []
 
 
 def test_what_other_programs_put_there_is_named_once_and_stays(
@@ -631,13 +633,13 @@ def test_an_object_of_a_stream_that_has_no_destination_any_more_is_reported(url:
 @both
 def test_dead_letters_are_replayed_into_the_destination(store: Store, tmp: Path) -> None:
     store.persist(claim("votes", 2), decoded(STREAMS["votes"], [b"{", b"poll=p&choice=a"]))
-    (letter,) = store.letters()
+    (letter,) = find_letters(store)
     mended = letter._replace(body=b"poll=p&choice=b")
-    assert store.replay([mended], today, dry=True).stored == 1
+    assert replay_letters(store, [mended], today, dry=True).stored == 1
     assert choices(tmp) == ["a"] and not staged(tmp)
-    assert store.replay([mended], today).stored == 1
+    assert replay_letters(store, [mended], today).stored == 1
     assert found(tmp, "choice, seq") == [("b", 1), ("a", 2)]
-    assert store.letters() == [] and store.replay([mended], today).stored == 0
+    assert find_letters(store) == [] and replay_letters(store, [mended], today).stored == 0
 
 
 # --- Merging ---------------------------------------------------------------------------------------------------------
@@ -829,8 +831,8 @@ def test_files_whose_columns_have_other_types_stay_apart(url: str, tmp: Path) ->
 def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -> None:
     stored(store, 3)
     after = NOON + 3_600_000_000
-    assert store.overdue("votes", after - 1_000_000) == 0
-    assert store.overdue("votes", after) == 3 and len(files(tmp)) == 3
+    assert count_overdue(store, "votes", after - 1_000_000) == 0
+    assert count_overdue(store, "votes", after) == 3 and len(files(tmp)) == 3
     assert store.expire("votes", after) is False
     assert not files(tmp) and not list((tmp / "rows/votes").iterdir())
     assert store.ledger("votes").deleted == 3

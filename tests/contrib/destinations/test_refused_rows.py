@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from sluice.contrib.destinations.destination import Carried, Rejected, Rows, Unwritable, single_body, writer_of
+from sluice.contrib.destinations.far_rows import FarRow
 from sluice.contrib.destinations.outbox import Outbox
 from sluice.parsers import FOREVER
 from sluice.spool.claim import Claim
+from sluice.store.questions import find_letters
 from sluice.store.registry import open_store
-from sluice.store.types import Body, FarRow
+from sluice.store.types import Body
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Record
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 
 
 class Order(Record, kw_only=True):
@@ -79,6 +82,6 @@ def test_what_a_destination_refuses_does_not_hide_what_waits_of_another_worker(t
     store, outbox = stores[1]
     outbox.publish(store)
     assert sorted(shelf.orders) == ["one", "three", "two"]
-    assert [json.loads(letter.body)["id"] for letter in store.letters()] == ["refused"]
+    assert [json.loads(letter.body)["id"] for letter in find_letters(store)] == ["refused"]
     for store, _ in stores:
         store.close()

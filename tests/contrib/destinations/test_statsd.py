@@ -13,6 +13,7 @@ from contrib_support.outbox_contract import outbox
 from sluice import settings
 from sluice.contrib.destinations.registry import check_rows, open_destinations
 from sluice.contrib.destinations.statsd import PACKET_BYTES
+from sluice.store.questions import count_overdue
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome
@@ -92,7 +93,7 @@ def test_a_body_that_is_invalid_is_buried_and_nothing_is_noted(store: Store, ser
     assert (
         outbox(store).publish(store) is False
         and outbox(store).tidy("metrics", store) is False
-        and store.overdue("metrics", 1 << 62) == 0
+        and count_overdue(store, "metrics", 1 << 62) == 0
     )
     with store.transaction() as db:
         assert db.execute("SELECT * FROM batches_objects").fetchall() == []

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.contrib.formats.multipart import split_parts
 from sluice.http import request
-from sluice.streams import registry
+from sluice.streams.custom import stream
 from sluice.streams.record import Log, Reject, Vote
 from support.list_items import LIMITS, decode, kept, reject_reason
 
@@ -71,7 +71,7 @@ def test_the_files_of_a_form_are_one_dead_letter() -> None:
 
 def test_a_stream_with_a_parser_of_its_own_buries_a_form_as_a_whole() -> None:
     """Else the lines of a field, or of an uploaded file, would be records between dead letters."""
-    lines = registry.stream("lines", Log, lambda line: Log(message=line.decode()))
+    lines = stream("lines", Log, lambda line: Log(message=line.decode()))
     item = kept(form(field("data", "one\ntwo"), FILE), "/lines", TYPE)
     assert list(lines.decode(item, LIMITS)) == [Reject(item, "multipart: this stream takes lines", True)]
 

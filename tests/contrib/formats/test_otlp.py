@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from sluice.contrib.formats.rpc_status import rpc_status
 from sluice.http import replies
 from sluice.streams.decoder import CHUNK_BYTES
 from sluice.streams.record import Log, Metric, Reject
@@ -475,7 +476,7 @@ def test_the_brackets_of_a_short_array_in_json_do_not_count_towards_the_limit_of
 
 @pytest.mark.parametrize("size", [1, 127, 128, 300])
 def test_an_error_in_protobuf_has_its_detail_as_message(size: int) -> None:
-    given = replies.rpc_status(replies.unavailable("x" * size, 1), False)
+    given = rpc_status(replies.unavailable("x" * size, 1), False)
     assert Status.FromString(b"".join(given.chunks)).message == "x" * size
 
 

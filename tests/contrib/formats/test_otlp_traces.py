@@ -11,7 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from sluice.contrib.formats import otlp
 from sluice.contrib.formats.otlp_traces import PARTS
-from sluice.streams.record import Reject, Span
+from sluice.contrib.formats.spans import Span
+from sluice.streams.record import Reject
 from support.list_items import LIMITS, decode
 from support.otlp_requests import JSON, NOON, attribute, item, items
 

@@ -23,7 +23,7 @@ from support.list_items import kept
 SIZE = 1 << 19
 LIMITS = Limits(SIZE, SIZE // 128, SIZE // 8, room=2 * SIZE, repeated=SIZE // 2)  # a sixteenth of the default ones
 LINES = 320  # for a record of the budget; a plain log takes 220
-PEAK = 48  # times the body
+PEAK = 20  # times the body; of the largest one, which has less beside it, 12 are the 100 MB of bench/strangers
 
 
 def item(name: str, size: int) -> tuple[str, bytes]:
@@ -73,7 +73,7 @@ def test_a_body_takes_no_more_work_than_its_budget(name: str) -> None:
     check_work(name, LIMITS)
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE if "firehose" in name])
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "firehose" in name and "nested" not in name])
 def test_what_cannot_be_inflated_is_paid_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inflated, made = encoding.inflate_body, 0
 

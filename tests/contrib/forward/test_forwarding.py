@@ -23,12 +23,15 @@ from sluice.contrib.forward import program, schedule
 from sluice.contrib.forward.destination import ENDED, ORDERED, Forward, place_of
 from sluice.contrib.forward.program import Forwarder
 from sluice.contrib.forward.signing import key_of, signatures
+from sluice.store.questions import find_letters, find_unpublished
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.types import Outcome
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Record
-from sluice.streams.registry import Stream, stream
+from sluice.streams.registry import Stream
 from support.sqlite_store import SqliteStore
 from support.store_contract import body_with, claim, decoded, today, votes
 
@@ -176,7 +179,7 @@ def test_what_waits_is_told_with_the_last_answer_and_posted_when_the_receiver_is
         one.store_votes("a", "b")
         one.start()
         one.wait_for(lambda: one.waiting() == [(2, "no answer: Connection refused")], "the reason")
-        (told,) = one.store.unpublished()
+        (told,) = find_unpublished(one.store)
         assert (told.stream, told.address, told.bodies) == ("votes", f"http://127.0.0.1:{receiver.port}/…", 2)
         one.store_votes("c")  # the stream is stored meanwhile
         assert one.waiting()[0][0] == 3
@@ -197,7 +200,7 @@ def test_410_makes_a_dead_letter_with_the_answer_and_replay_posts_it_under_the_s
         ((reason, body),) = one.letters()
         assert reason == f"{ENDED}answered 410 Gone [votes:1]"
         assert json.loads(body)["choice"] == "a"
-        assert one.store.replay(one.store.letters(), today).stored == 1
+        assert replay_letters(one.store, find_letters(one.store), today).stored == 1
         one.wait_for(lambda: len(receiver.keys) == 2, "the letter is posted")
         assert receiver.keys == ["votes:2", "votes:1"]
         one.wait_for(one.drained, "it is deleted")
@@ -215,7 +218,7 @@ def test_a_letter_of_a_batch_that_was_folded_is_posted_under_the_same_key(monkey
         one.wait_for(one.drained, "all have ended")
         ((reason, _),) = one.letters()
         (other,) = receiver.keys
-        assert one.store.replay(one.store.letters(), today).stored == 1
+        assert replay_letters(one.store, find_letters(one.store), today).stored == 1
         one.wait_for(lambda: len(receiver.keys) == 2, "the letter is posted")
         assert receiver.keys[1] in reason
         assert {*receiver.keys} == {"votes:1", "votes:2"}
@@ -356,7 +359,7 @@ def test_the_rows_of_one_body_have_keys_with_their_index() -> None:
         one.wait_for(one.drained, "two are posted")
         assert sorted(receiver.keys) == ["votes:1:0", "votes:1:1"]
         one.database.ask("UPDATE dead_letters SET body = CAST(replace(body, '}', ',\"choice\":\"b\"}') AS BLOB)")
-        one.store.replay(one.store.letters(), today)
+        replay_letters(one.store, find_letters(one.store), today)
         one.wait_for(lambda: len(receiver.keys) == 3, "the letter is posted")
         assert len(set(receiver.keys)) == 3
         assert choices(receiver.taken[2:]) == ["b"]
@@ -372,7 +375,7 @@ def test_rows_beside_their_table_are_in_both_and_a_replay_adds_no_row() -> None:
         one.wait_for(one.drained, "all have ended")
         assert one.database.ask("SELECT choice FROM votes") == [("a",), ("b",)]
         assert receiver.keys == ["votes:2"]
-        assert one.store.replay(one.store.letters(), today).stored == 1
+        assert replay_letters(one.store, find_letters(one.store), today).stored == 1
         one.wait_for(lambda: receiver.keys == ["votes:2", "votes:1"], "the letter is posted")
         assert one.database.ask("SELECT choice FROM votes") == [("a",), ("b",)]
         assert one.letters() == []

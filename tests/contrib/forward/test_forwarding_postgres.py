@@ -12,7 +12,9 @@ from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_destinations
 from sluice.contrib.forward.destination import Forward
 from sluice.contrib.forward.program import Forwarder
+from sluice.store.questions import find_letters
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.streams.built_in import STREAMS
 from support.folders import needs
 from support.store_contract import today, votes
@@ -45,7 +47,7 @@ def test_rows_are_posted_buried_and_posted_again_and_one_program_at_a_time_posts
         assert not second.lines[0].held
         assert first.store
         first.store.close()  # as the connection of a program that has died
-        assert store.replay(store.letters(), today).stored == 1
+        assert replay_letters(store, find_letters(store), today).stored == 1
         while not second.lines[0].held or second.turn():
             second.turn()
         assert receiver.keys == ["votes:2", "votes:1"]

@@ -15,8 +15,8 @@ import pytest
 from proving import harness
 from proving.harness import connect, get, installation, request, stopped
 from sluice import settings
+from sluice.contrib.page.notifier import MOST_TOLD, PageNotifier, rejected_socket
 from sluice.contrib.page.rejections import KEPT, Rejections, rejection_reason
-from sluice.http.notify_page import MOST_TOLD, PageNotifier
 from sluice.http.replies import NOT_FOUND
 from support import access, operator_verbs
 
@@ -44,9 +44,7 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
     env = {"INGEST_API_KEYS": access.keys(tmp), "INGEST_CLIENT_CONNECTIONS": 3, "INGEST_MAX_BODY": 1000}
     with installation(tmp / "home", env, ready=False) as up:
         home = tmp / "home"
-        poll(
-            settings.load_settings({"INGEST_HOME": str(home)}).rejected.exists
-        )  # what nginx tells earlier, nobody hears
+        poll(rejected_socket(home).exists)  # what nginx tells earlier, nobody hears
         ok = f"POST /votes?token=s3cret HTTP/1.1\r\n{KEY}"
         poll(lambda: send(up.port, ok + "X: y", b'{"poll":"p","choice":"c"}') == 200)
         assert send(up.port, "POST /votes?token=s3cret HTTP/1.1", b"s3cret") == 401
@@ -108,10 +106,10 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
 
 def test_a_list_is_bounded_and_has_no_control_characters(tmp: Path) -> None:
     s = settings.load_settings({"INGEST_HOME": str(tmp)})
-    s.rejected.parent.mkdir()
+    rejected_socket(s.home).parent.mkdir()
     kept = Rejections(s, 1.0)
     evil = NOT_FOUND, "", {"PATH_INFO": EVIL, "HTTP_X_REAL_IP": "192.0.2.1\x1b"}
-    teller = PageNotifier(s.rejected)
+    teller = PageNotifier(s)
     for _ in range(3 * MOST_TOLD):
         teller.tell(*evil)
     for n in range(3 * KEPT):
@@ -149,7 +147,7 @@ def test_http_on_the_port_of_https_has_a_reason_of_its_own(https: str | None, wh
 
 def test_a_rejection_waits_for_nobody(tmp: Path) -> None:
     s = settings.load_settings({"INGEST_HOME": str(tmp)})
-    PageNotifier(s.rejected).tell(NOT_FOUND, "", {"PATH_INFO": "/"})
+    PageNotifier(s).tell(NOT_FOUND, "", {"PATH_INFO": "/"})
     assert operator_verbs.sluice(tmp, "errors")[0] == 1
 
 

@@ -40,12 +40,15 @@ from sluice.spool.claim import Claim
 from sluice.spool.errors import Lost
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
+from sluice.store.questions import DeadLetter, count_reasons, find_letters
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.store import Store
 from sluice.store.tables import TABLES
-from sluice.store.types import Body, DeadLetter, Unavailable
+from sluice.store.types import Body, Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Decoded, Gps, Record, Reject, Vote
 from sluice.streams.registry import Stream
 from support.store_contract import StoreTests, Watched, body_with, patiently, votes, watched
@@ -102,9 +105,6 @@ class PostgresStore:
     def ask(self, sql: str) -> list[tuple]:
         return [tuple(map(simple, row)) for row in self.pg.ask(sql)]
 
-    def load(self, name: str) -> None:
-        self.pg.ask((harness.ROOT / f"tests/store/{name}.postgres.sql").read_text())
-
     def set_layout(self, version: int) -> None:
         self.pg.ask(f"UPDATE batches_layout SET version = {version}")
 
@@ -141,10 +141,10 @@ class TestPostgres(StoreTests):
 
     def test_the_views_are_told_of_rows_from_dead_letters(self, backend: PostgresStore, store: Store) -> None:
         store.persist(*votes("", ""))
-        first, second = store.letters()
-        store.replay([first], lambda letter: Decoded((), [Reject(letter.body, "not today", True)]), False)
+        first, second = find_letters(store)
+        replay_letters(store, [first], lambda letter: Decoded((), [Reject(letter.body, "not today", True)]), False)
         assert backend.ask("SELECT stream, batch FROM view_changes") == []
-        store.replay([second], lambda letter: Decoded([Vote(poll="p", choice="a")]), False)
+        replay_letters(store, [second], lambda letter: Decoded([Vote(poll="p", choice="a")]), False)
         assert backend.ask("SELECT stream, batch FROM view_changes") == [("votes", second.batch)]
 
     def test_only_one_worker_folds_or_prunes_at_a_time(self, backend: PostgresStore, store: Any) -> None:
@@ -229,7 +229,7 @@ class Order(Record):
 
 
 def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
-    orders = registry.stream("order", Order)  # a word of SQL, too
+    orders = stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
     bodies = [Body.of(1, 0, body, orders.decode(body, MOST))]
     assert connect(pg, order=orders).persist(claim("order"), bodies).records == 1
@@ -242,7 +242,7 @@ def test_a_stream_of_ones_own_may_have_nanoseconds(pg: Postgres):
     class Tick(Record, kw_only=True):
         price: float
 
-    ticks = registry.stream("ticks", Tick, precision="ns")
+    ticks = stream("ticks", Tick, precision="ns")
     bodies = [Body.of(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
     assert connect(pg, ticks=ticks).persist(claim("ticks"), bodies).records == 1
     assert pg.ask("SELECT extract(microseconds FROM time)::int, nanoseconds, price FROM ticks") == [(123456, 789, 1.0)]
@@ -252,8 +252,8 @@ def test_a_new_field_is_a_new_column(pg: Postgres):
     class Old(Record, kw_only=True):
         sku: str
 
-    connect(pg, shop=registry.stream("shop", Old)).persist(claim("shop"), [body_with(1, 0, b"", Old(sku="old"))])
-    new = registry.stream("shop", Order)
+    connect(pg, shop=stream("shop", Old)).persist(claim("shop"), [body_with(1, 0, b"", Old(sku="old"))])
+    new = stream("shop", Order)
     made = new.record(sku="new", count=3)  # type: ignore[call-arg]
     connect(pg, shop=new).persist(claim("shop", name="2"), [body_with(1, 0, b"", made)])
     assert pg.ask("SELECT sku, count, lines FROM shop ORDER BY batch") == [("old", None, None), ("new", 3, [])]
@@ -357,7 +357,7 @@ def test_a_column_of_another_type_stops_only_its_stream_with_an_error_that_names
 def own(kind: Any) -> dict[str, Stream]:
     """A stream with one field of a type."""
     record: Any = msgspec.defstruct("Own", [("a", kind)], bases=(Record,), kw_only=True)
-    return {"own": registry.stream("own", record)}
+    return {"own": stream("own", record)}
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ def test_a_value_that_the_database_rejects_is_buried_and_the_rest_is_stored(pg: 
     pg.ask(statement)
     assert store.persist(claim(count=100), gps(100, b3=bad, b98=bad)) == (98, 2, False)
     assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM gps WHERE batch > 0") == [(98, 98)]
-    letters = store.letters("true", 0, 1 << 62, 10, False)
+    letters = find_letters(store, "true", 0, 1 << 62, 10, False)
     assert [(letter.seq, letter.body, letter.whole) for letter in letters] == [
         (4, b"body 3", True),
         (99, b"body 98", True),
@@ -640,7 +640,7 @@ def test_a_rejected_record_that_is_no_json_is_buried_as_it_is_shown(pg: Postgres
     good, bad = Gps(device="a", lat=1.0, lon=2.0), Gps(device="\ud800", lat=1.0, lon=2.0)
     with contextlib.closing(connect(pg)) as store:
         assert store.persist(claim(), [body_with(1, 0, b"both", good, bad)]) == (1, 1, False)
-        (letter,) = store.letters("true", 0, 9, 1, False)
+        (letter,) = find_letters(store, "true", 0, 9, 1, False)
     assert letter.body.startswith(b"Gps(time=None, device='\\ud800', lat=1.0") and not letter.whole
 
 
@@ -650,21 +650,21 @@ def test_a_text_that_does_not_fit_into_its_column_is_buried(pg: Postgres):
     bodies = b'{"name":"a","value":1}', b'{"name":"long","value":1}'
     assert store.persist(claim("metrics", len(bodies)), decoded("metrics", *bodies)) == (1, 1, False)
     reason = "rejected by the database: value too long for type character varying(3)"
-    assert store.reasons("true") == [("metrics", reason, 1)]
+    assert count_reasons(store, "true") == [("metrics", reason, 1)]
 
 
 def test_a_reason_has_at_most_200_characters(pg: Postgres):
     store = connect(pg)
     pg.ask(RAISE.replace("not this one", "n" * 300) % ("P0001", "BEFORE INSERT"))
     store.persist(claim(), gps(1, b0=BAD))
-    assert store.letters("true", 0, 9, 1, False)[0].reason == "rejected by the database: ".ljust(200, "n")
+    assert find_letters(store, "true", 0, 9, 1, False)[0].reason == "rejected by the database: ".ljust(200, "n")
 
 
 def test_a_reason_never_quotes_a_row(pg: Postgres):
     store = connect(pg)
     pg.ask("ALTER TABLE gps ADD CHECK (device <> 'hush-hush')")
     store.persist(claim(), gps(1, b0=Gps(device="hush-hush", lat=1.0, lon=2.0)))
-    assert "hush" not in store.letters("true", 0, 9, 1, False)[0].reason
+    assert "hush" not in find_letters(store, "true", 0, 9, 1, False)[0].reason
 
 
 def test_many_dead_letters_are_buried_beside_their_rows(pg: Postgres):
@@ -714,7 +714,7 @@ def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(p
     body = b'{"device":"a","lat":1,"lon":2}'
     store, other = connect(pg), connect(pg)
     store.persist(claim(), [body_with(1, 0, body, Reject(body, "once", True))])
-    letters = store.letters("true", 0, 9, 9, False)
+    letters = find_letters(store, "true", 0, 9, 9, False)
 
     def waiting() -> bool:
         return bool(pg.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
@@ -724,13 +724,13 @@ def test_the_second_of_two_simultaneous_replays_skips_the_letters_of_the_first(p
 
         def replay_again() -> None:
             if not later:
-                later.append(pool.submit(patiently, lambda: other.replay(letters, decode, False)))
+                later.append(pool.submit(patiently, lambda: replay_letters(other, letters, decode, False)))
                 harness.poll(waiting)
 
         def decode(letter: DeadLetter) -> Decoded:
             return Decoded(Watched([Gps(device="a", lat=1.0, lon=2.0)], replay_again))
 
-        assert store.replay(letters, decode, False)[:3] == (1, 1, 0)
+        assert replay_letters(store, letters, decode, False)[:3] == (1, 1, 0)
         assert later[0].result(60)[:3] == (0, 0, 0)
     assert pg.ask("SELECT count(*) FROM gps") == [(1,)]
     assert pg.ask("SELECT records FROM batches") == [(1,)]
@@ -841,8 +841,8 @@ def test_every_commit_is_synchronous_whatever_the_server_default(pg: Postgres):
 def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres):
     store = connect(pg)
     store.persist(claim(), [body_with(1, 5, b"x", Reject(b"x", "100 %s bad", True))])
-    assert [x.received for x in store.letters("reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
-    assert store.reasons("reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
+    assert [x.received for x in find_letters(store, "reason LIKE '100 %s%' -- that one", 0, 9, 9, False)] == [5]
+    assert count_reasons(store, "reason LIKE '%s bad'") == [("gps", "100 %s bad", 1)]
 
 
 @pytest.mark.parametrize(
@@ -855,11 +855,11 @@ def test_a_condition_may_have_a_percent_sign_and_end_with_a_comment(pg: Postgres
 def test_an_invalid_condition_raises_and_changes_nothing(pg: Postgres, where: str):
     store = connect(pg)
     store.persist(claim(), [body_with(1, 0, b"x", Reject(b"x", "y", True))])
-    for question in (lambda: store.letters(where, 0, 9, 9, False), lambda: store.reasons(where)):
+    for question in (lambda: find_letters(store, where, 0, 9, 9, False), lambda: count_reasons(store, where)):
         with pytest.raises(ValueError, match="not a condition"):
             question()
     assert pg.ask("SELECT count(*) FROM gps") == [(0,)]
-    assert len(store.letters("true", 0, 9, 9, False)) == 1
+    assert len(find_letters(store, "true", 0, 9, 9, False)) == 1
 
 
 def test_an_operator_command_creates_no_tables(pg: Postgres):

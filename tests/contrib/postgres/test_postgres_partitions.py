@@ -22,8 +22,8 @@ from sluice.parsers import Keep
 from sluice.store.registry import open_store
 from sluice.store.types import Body, Unavailable
 from sluice.streams.built_in import STREAMS
+from sluice.streams.custom import stream
 from sluice.streams.record import Gps, Vote
-from sluice.streams.registry import stream
 from support.store_contract import body_with, claim, decoded, patiently
 
 pytestmark = pytest.mark.contract

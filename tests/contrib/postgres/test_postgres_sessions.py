@@ -18,7 +18,9 @@ from proving.postgres import Postgres, postgres_server, unprivileged
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
 from sluice.store import transaction_limits
+from sluice.store.questions import count_reasons, find_letters
 from sluice.store.registry import open_store
+from sluice.store.replay import replay_letters
 from sluice.store.types import Body, Epoch
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Decoded, Gps, Reject, Vote
@@ -60,11 +62,15 @@ def use(pg: Postgres, url: str = "") -> None:
     with contextlib.closing(open_store(url or pg.url, STREAMS, keep=WEEK)) as store:
         assert store.persist(*votes("a", "")) == (1, 1, False)
         assert store.persist(claim("gps", 2), gps(0, 30 * 86_400)) == (2, 0, False)
-        assert store.replay(store.letters(), lambda letter: Decoded([Vote(poll="p", choice="é")]))[:3] == (1, 1, 0)
+        assert replay_letters(store, find_letters(store), lambda letter: Decoded([Vote(poll="p", choice="é")]))[:3] == (
+            1,
+            1,
+            0,
+        )
         reject = Reject(b"\\x00\xff", "why", True)
         assert store.persist(claim("votes", 1, 9), [body_with(9, 0, b"\\x00", reject)]) == (0, 1, False)
-        assert [letter.body for letter in store.letters()] == [b"\\x00\xff"]
-        assert store.reasons() == [("votes", "why", 1)]
+        assert [letter.body for letter in find_letters(store)] == [b"\\x00\xff"]
+        assert count_reasons(store) == [("votes", "why", 1)]
         while store.expire("gps", gps(7 * 86_400)[0].received):
             pass
         assert store.ledger("gps").deleted == 1

@@ -233,7 +233,7 @@ def test_the_certificate_of_redis_is_checked(tmp: Path, remote: str, case: str) 
 def test_a_redis_whose_machine_has_vanished_ends_its_connection(remote: str) -> None:
     link = connect.connection(remote, 3)
     link.connect()
-    assert link.link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connect.VANISHED_MS
+    assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connect.VANISHED_MS
     link.disconnect()
 
 

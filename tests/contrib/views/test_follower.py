@@ -24,15 +24,17 @@ from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
-from sluice.base import daemon
+from sluice.base.background import SCHEDSTAT, waited_seconds
 from sluice.contrib.views import contract, feed, follower, lease
 from sluice.contrib.views.client import LeaseLost, ViewsClient
 from sluice.contrib.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTES, each_json
 from sluice.contrib.views.link import Command
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.contrib.views.rows.source import PIECE_BYTES
+from sluice.store.questions import DeadLetter, find_letters
 from sluice.store.registry import open_store
-from sluice.store.types import DeadLetter, Unavailable
+from sluice.store.replay import replay_letters
+from sluice.store.types import Unavailable
 from sluice.streams.record import Decoded, Gps, Metric, Reject
 from support.store_contract import watched
 from support.table_of_cases import check_each_row
@@ -253,9 +255,9 @@ def test_replayed_dead_letters_appear(here: Site) -> None:
     here.put("gps", [], [b'{"device":"bike","lat":"bad","lon":1}', b'{"device":"car","lat":3,"lon":4}'])
     here.put("gps", [position("bike", 2)])
     here.caught_up()
-    letters = here.store.letters()
+    letters = find_letters(here.store)
     assert len(letters) == 1
-    replayed = here.store.replay(letters, lambda letter: Decoded([position("bike", 8, lat=8.0)]))
+    replayed = replay_letters(here.store, letters, lambda letter: Decoded([position("bike", 8, lat=8.0)]))
     assert replayed.stored == 1
     here.caught_up()
     assert '"lat":8.0' in here.actual("/gps/latest")["bike"]
@@ -578,7 +580,7 @@ class Chaos:
         def decode(letter: DeadLetter) -> Decoded:
             return Decoded(self.records("gps"))
 
-        self.here.store.replay(self.here.store.letters(limit=2), decode)
+        replay_letters(self.here.store, find_letters(self.here.store, limit=2), decode)
 
     def out_of_order(self) -> None:
         """Two transactions at once, where the database can; the one that began first commits last."""
@@ -668,7 +670,7 @@ def test_the_follower_rests_after_a_turn_that_waited_for_a_processor() -> None:
 
 
 def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
-    if not daemon.SCHEDSTAT.exists():
+    if not SCHEDSTAT.exists():
         pytest.skip("this kernel does not count it")
     found: list[float] = []
 
@@ -676,8 +678,8 @@ def test_a_thread_knows_how_long_it_waited_for_a_processor() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread
         with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on the same processor
             try:
-                harness.poll(lambda: sum(range(1000)) and daemon.waited_seconds() > 0.01)
-                found.append(daemon.waited_seconds())
+                harness.poll(lambda: sum(range(1000)) and waited_seconds() > 0.01)
+                found.append(waited_seconds())
             finally:
                 other.kill()
 

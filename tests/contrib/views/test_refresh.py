@@ -19,7 +19,7 @@ from contrib_support.views_site import Site, site
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
-from sluice.base import daemon
+from sluice.base.background import NICENESS
 from sluice.contrib.views import Tally, contract, refresh, tally
 from sluice.contrib.views.refresh import Refresher
 from sluice.contrib.views.rows.registry import open_row_source
@@ -227,11 +227,11 @@ def test_other_processes_have_precedence_over_the_follower_and_its_counts(polls:
     harness.poll(lambda: len(threads()) > 2)
     ours = os.getpriority(os.PRIO_PROCESS, 0)  # these tests may run under nice(1); the lowest precedence is 19
     for thread in threads():
-        assert os.getpriority(os.PRIO_PROCESS, thread) == min(ours + daemon.NICENESS, 19)
+        assert os.getpriority(os.PRIO_PROCESS, thread) == min(ours + NICENESS, 19)
         assert os.sched_getscheduler(thread) == os.SCHED_BATCH
     group = process / "autogroup"
     if group.exists():  # the kernel has them; the harness gives each program a session of its own
-        assert group.read_text().endswith(f" nice {daemon.NICENESS}\n")
+        assert group.read_text().endswith(f" nice {NICENESS}\n")
 
 
 def test_an_unknown_poll_is_empty(polls: Site) -> None:

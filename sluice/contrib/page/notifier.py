@@ -1,4 +1,4 @@
-"""Tells the program `page` which request the gateway rejects, so that an operator sees it (`bin/sluice errors`)."""
+"""Tells the program `page` which request a gateway rejects, so that an operator sees it (`bin/sluice errors`)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from sluice.http.routes import Reply
+from sluice.settings import Settings
 
 MOST_PATH = 200  # characters of a path that are told; nginx/sluice.conf has the same bound
 MOST_TOLD = 100  # per second and process: as many as `page` keeps of a kind
 
 
+def rejected_socket(home: Path) -> Path:
+    """The socket at which nginx and the gateway tell the program `page` what they reject."""
+    return home / "run/rejected.sock"
+
+
 class PageNotifier:
     """Sends a datagram for a rejected request, at most MOST_TOLD a second, and never waits: unread ones are lost."""
 
-    def __init__(self, path: Path) -> None:
-        """path: of the socket. It need not exist yet."""
-        self.path = str(path)
+    def __init__(self, s: Settings) -> None:
+        self.path = str(rejected_socket(s.home))  # it need not exist yet
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setblocking(False)
         self.second = self.told = 0

@@ -1,0 +1,126 @@
+"""What verbs, ledger and page ask the database: its dead letters, what is overdue, what waits for its destination."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from sluice.store import transaction_limits
+from sluice.store.store import Store
+from sluice.store.types import bare_url
+
+# A worker deletes the note of what it has published with its next claim, or within ten seconds, and publishes what
+# another one has left after thirty
+LATE_SECONDS = 45
+
+
+class DeadLetter(NamedTuple):
+    """A dead letter: a body, or one record of a body, with the reason why it could not be stored."""
+
+    id: int
+    stream: str
+    received: int  # microseconds since 1970
+    body: bytes
+    reason: str
+    whole: bool
+    batch: int
+    seq: int
+
+
+class Unpublished(NamedTuple):
+    """Rows that are stored, and are not in their destination. bodies: that have such rows. seconds: since then.
+
+    address: of the destination. reason: "" if no worker has tried.
+    """
+
+    stream: str
+    address: str
+    bodies: int
+    seconds: float
+    reason: str
+
+
+def find_letters(
+    store: Store[Any], where: str = "true", above: int = 0, below: int = 1 << 62, limit: int = 200, newest: bool = False
+) -> list[DeadLetter]:
+    """Dead letters with above < id < below for which the SQL condition `where` holds, oldest (or newest) first.
+
+    There are fewer than `limit` if no more exist, or if they are large; the list is empty only if none exists.
+    Raises: ValueError if `where` is not valid SQL.
+    """
+    letters: list[DeadLetter] = []
+    size = 0
+    question = (
+        f"SELECT id, stream, {store.MICROS.format('received_at')}, body, reason, whole, batch, seq FROM {{}} "
+        f"WHERE id > ? AND id < ? ORDER BY id {'DESC' if newest else ''} LIMIT ?"
+    )
+    for id, stream, received, body, reason, whole, batch, seq in store.ask(where, question, (above, below, limit)):
+        letters.append(DeadLetter(id, stream, received, body, reason, bool(whole), batch, seq))
+        size += len(body)
+        if size >= transaction_limits.LETTER_BYTES:
+            break
+    return letters
+
+
+def find_last_letters(store: Store[Any], stream: str, limit: int, size: int) -> list[tuple[DeadLetter, int]]:
+    """The newest dead letters of a stream, newest first, and the bytes of their bodies. size: bytes that are read.
+
+    An index finds them. Raises: Unavailable.
+    """
+    question = (
+        f"SELECT id, stream, {store.MICROS.format('received_at')}, substr(body, 1, ?), reason, whole, batch, seq, "
+        "length(body) FROM dead_letters WHERE stream = ? ORDER BY batch DESC, seq DESC LIMIT ?"
+    )
+    with store.transaction(read=True) as db:
+        found = store.run(db, question, (size, stream, limit))
+    return [(DeadLetter(*row[:8])._replace(whole=bool(row[5])), row[8]) for row in found]
+
+
+def count_reasons(store: Store[Any], where: str = "true") -> list[tuple[str, str, int]]:
+    """(stream, reason, number of dead letters) for which `where` holds, most frequent first. Raises: ValueError.
+
+    Reasons that differ only in what was sent are one, with an ellipsis. After REASONS of them, what is left of a
+    stream is "others".
+    """
+    grouped = f"SELECT stream, {common_reason(store)}, count(*) FROM {{}} GROUP BY stream, {store.KIND}"
+    found = store.ask(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (transaction_limits.REASONS,))
+    counts = [(stream, reason, count) for stream, reason, count in found]
+    if len(counts) < transaction_limits.REASONS:
+        return counts
+    rest: Counter[str] = Counter(dict(store.ask(where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
+    for stream, _, count in counts:
+        rest[stream] -= count
+    return counts + [(stream, "others", count) for stream, count in rest.most_common() if count > 0]
+
+
+def common_reason(store: Store[Any]) -> str:
+    """SQL: what the reasons of a KIND have in common."""
+    return f"CASE WHEN min(reason) = max(reason) THEN min(reason) ELSE {store.KIND} || '…' END"
+
+
+def count_overdue(store: Store[Any], table: str, before: int) -> int:
+    """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
+    if table in store.row_destinations.streams:
+        return store.row_destinations.expire(table, before, dry=True)
+    with store.transaction(read=True) as db:
+        if not store.exists(db, table):
+            return 0
+        rows = store.run(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (store.time(before),))
+    return int(rows[0][0])
+
+
+def find_unpublished(store: Store[Any]) -> list[Unpublished]:
+    """What waits for its destination, by stream and address: with a reason, or longer than LATE_SECONDS."""
+    asked = (
+        "SELECT stream, address, sum(bodies), max(age), max(reason) "
+        f"FROM (SELECT {store.AGE.format('since')} AS age, * FROM batches_objects) AS noted "
+        f"WHERE reason <> '' OR age > {LATE_SECONDS} GROUP BY 1, 2 ORDER BY 1, 2"
+    )
+    with store.transaction(read=True) as db:
+        return [Unpublished(row[0], bare_url(row[1]), int(row[2]), *row[3:]) for row in store.run(db, asked)]
+
+
+def forget_cell(store: Store[Any], cell: str) -> bool:
+    """Delete the figures of a cell; False if there are none."""
+    with store.transaction() as db:
+        return bool(store.run(db, "DELETE FROM batches_cells WHERE cell = ? RETURNING 1", (cell,)))
