@@ -34,7 +34,6 @@ ANSWERS = {
     0: b"",
 }
 LOG = "SELECT trim(substr(message, instr(message, 'n=') + 2)) FROM logs"
-HOOK = "SELECT substr(body, instr(body, 'n=') + 2, 4) FROM hooks"
 
 
 class Client(NamedTuple):
@@ -56,7 +55,6 @@ CLIENTS = {
     "splunk": Client(LOG, frozenset((503, 429, 0))),
     "zipkin": Client("SELECT substr(name, 3) FROM spans", frozenset()),
     "seqlog": Client(LOG, frozenset()),
-    "segment": Client(HOOK, frozenset((503, 429, 0)), copies=2),
     "logtail": Client(LOG, frozenset((503, 0))),
 }
 Send = Callable[[int], str]

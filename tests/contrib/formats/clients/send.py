@@ -85,18 +85,6 @@ def seqlog(url: str) -> Send:
     return send
 
 
-def segment(url: str) -> Send:
-    from segment.analytics.client import Client
-
-    client = Client("key", host=f"{url}/hooks/segment", max_retries=2)
-
-    def send(number: int) -> None:
-        client.track("user", f"n={number}")
-        client.flush()
-
-    return send
-
-
 def logtail(url: str) -> Send:
     from logtail import LogtailHandler
 
@@ -115,7 +103,7 @@ def record(number: int) -> logging.LogRecord:
 
 
 CLIENTS: dict[str, Callable[[str], Send]] = {
-    each.__name__: each for each in (prometheus, elasticsearch, splunk, zipkin, seqlog, segment, logtail)
+    each.__name__: each for each in (prometheus, elasticsearch, splunk, zipkin, seqlog, logtail)
 }
 
 
