@@ -167,7 +167,6 @@ def settings_table() -> dict[str, Setting]:
 
 
 def variable(name: str) -> str:
-    """The variable of a setting."""
     return f"INGEST_{name.upper()}"
 
 

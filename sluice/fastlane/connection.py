@@ -20,8 +20,6 @@ LEFT = 5  # closed, or in the slow lane
 
 
 class Connection:
-    """One client's connection."""
-
     __slots__ = (
         "admitted", "fd", "heads", "listener", "missing", "out", "peer", "pieces", "remote", "sock", "state",
     )  # fmt: skip

@@ -36,7 +36,6 @@ Settings are those of the last start in INGEST_HOME, or of the environment: docs
 
 
 def verb_modules() -> dict[str, str]:
-    """The module of each verb."""
     return CORE | registry.declared_entries("verbs") | {DRILL: "proving.drill"}
 
 

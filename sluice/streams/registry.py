@@ -44,10 +44,8 @@ class Stream(NamedTuple):
 
 
 def formats_of(stream: str) -> list[Format]:
-    """The wire formats of a stream."""
     return [known for known in registry.declared_formats() if known.stream == stream]
 
 
 def body_limits(config: Settings) -> Limits:
-    """The limits of one body."""
     return Limits(BATCH * config.max_body)
