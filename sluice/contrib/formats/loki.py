@@ -117,14 +117,14 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
             return
         try:
             stream = read_stream(element)
-            if old := bool(bytes(stream.entries)):
+            if old := bool(len(stream.entries)):
                 given, values = stream.labels, json_array(stream.entries, "entries")
                 head = b'{"labels":%b,"entries":[' % bytes(given)
             else:
-                if not bytes(stream.values):
+                if not len(stream.values):
                     raise Invalid("missing: values")
-                given = stream.stream
-                values = b"[]" if bytes(stream.values) == b"null" else json_array(stream.values, "values")
+                given, is_null = stream.stream, len(stream.values) == 4 and bytes(stream.values) == b"null"
+                values = memoryview(b"[]") if is_null else json_array(stream.values, "values")
                 head = b'{"stream":%b,"values":[' % bytes(given)
             check_labels(given, budget)
             if old and not bytes(given).startswith(b"{"):
@@ -135,7 +135,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
             refused.refuse(element, error, budget, len(element))
             continue
         size, lines = encoded_size(labels), Refused[bytes]()
-        budget.left -= values == b"[]"
+        budget.left -= len(values) == 2
         for value in bodies.split_elements(values, budget):
             if isinstance(value, Remainder):
                 lines.rest.append(value[:-1])

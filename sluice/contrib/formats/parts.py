@@ -39,6 +39,7 @@ class Refused(Generic[T]):
             self.invalid.append(join(refused.invalid))
         if refused.rest:
             self.rest.append(join(refused.rest))
+            refused.rest.clear()  # it may be most of a body
 
     def rejects(self, join: Callable[[list[T]], bytes]) -> list[Reject]:
         """join: makes a request of some parts."""
@@ -46,15 +47,15 @@ class Refused(Generic[T]):
         return [*rejects, Reject(join(self.rest), Remainder.reason)] if self.rest else rejects
 
 
-def json_array(value: msgspec.Raw, name: str) -> bytes:
-    """A value as it was sent. Raises: Invalid if it is not an array."""
-    text = bytes(value)
-    if not text.startswith(b"["):
+def json_array(value: msgspec.Raw, name: str) -> memoryview:
+    """A value as it was sent, not copied: it may be all of a body. Raises: Invalid if it is not an array."""
+    text = memoryview(value)
+    if text[:1].tobytes() != b"[":
         raise Invalid(f"{name} is not an array")
     return text
 
 
-def array_reader(name: str) -> Callable[[bytes], bytes]:
+def array_reader(name: str) -> Callable[[bytes], memoryview]:
     """What reads the array that an object has under a name. Raises: Invalid, msgspec's errors."""
     read: Callable[[bytes], Any] = msgspec.json.Decoder(msgspec.defstruct("Wrapper", [(name, msgspec.Raw)])).decode
     return lambda part: json_array(getattr(read(part), name), name)
