@@ -18,7 +18,6 @@ from typing import Any
 import cramjam
 import msgspec
 import pytest
-from backports import zstd
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -39,6 +38,7 @@ from support.folders import has
 from support.list_items import kept
 from support.otlp_requests import attribute, in_json
 from support.table_of_cases import check_each_row
+from support.zstd import zstd
 
 BODY = 1 << 19
 LIMITS = Limits(BODY, BODY // 32, BODY // 8, room=2 * BODY, repeated=BODY // 2)
@@ -209,6 +209,17 @@ def telegraf_tags_of_many_fields(size: int) -> bytes:
     fields = b",".join(b'"%x":1' % n for n in range(min(size // 2, QUARTER) // 8))
     point = b'{"name":"m","tags":{"t":"%b"},"fields":{%b}}' % (text(size), fields)
     return filled(b'{"metrics":[', point, b"]}", size)
+
+
+@bomb("/metrics")
+def sensor_logger_readings_of_a_long_device(size: int) -> bytes:
+    reading = b'{"name":"a","values":{"x":1,"y":2}}'
+    return filled(b'{"deviceId":"%b","payload":[' % text(size), reading, b"]}", size)
+
+
+@bomb("/metrics")
+def sensor_logger_readings_that_are_invalid(size: int) -> bytes:
+    return filled(b'{"deviceId":"%b","payload":[' % text(size), b"{}", b"]}", size)
 
 
 @bomb("/api/v1/write", PROTOBUF, SNAPPY)
