@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import cramjam
 import pytest
-from backports import zstd
 
 from sluice.http.request import ENCODINGS
 from sluice.streams.built_in import STREAMS
@@ -17,6 +16,7 @@ from sluice.streams.record import Invalid, Metric, Vote
 from sluice.streams.unique import Rule
 from support.folders import has, needs
 from support.list_items import LIMITS, decode, kept, reject_reason
+from support.zstd import zstd
 
 VOTE = b'{"poll":"p","choice":"c"}'
 POINT = b'{"name":"m","value":1,"time":1767268800}'

@@ -644,7 +644,9 @@ def test_extreme_values_are_one_reject_or_ignored(name, value):
 def test_a_line_nested_too_deeply_does_not_affect_the_others(name):
     deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     record, reject = decode(name, deep + b"\n" + GOOD[name])
-    assert (reject.reason, record) == ("not JSON: nested too deeply", RECORDS[name])
+    assert record == RECORDS[name]
+    # CPython 3.14 measures the stack that is left, and may have enough
+    assert reject.reason == "not JSON: nested too deeply" or sys.version_info >= (3, 14)
 
 
 def test_forms_have_limits_and_must_be_utf8():

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable
 
 import cramjam
-from backports import zstd
 
 from sluice.contrib.formats.protobuf import encode_field
+from support.zstd import zstd
 
 PROTOBUF, JSON = "Content-Type: application/x-protobuf", "Content-Type: application/json"
 FORM = "Content-Type: application/x-www-form-urlencoded"

@@ -18,7 +18,6 @@ from typing import Any
 import cramjam
 import msgspec
 import pytest
-from backports import zstd
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -39,6 +38,7 @@ from support.folders import has
 from support.list_items import kept
 from support.otlp_requests import attribute, in_json
 from support.table_of_cases import check_each_row
+from support.zstd import zstd
 
 BODY = 1 << 19
 LIMITS = Limits(BODY, BODY // 32, BODY // 8, room=2 * BODY, repeated=BODY // 2)
