@@ -75,8 +75,9 @@ def answer_method(environ: dict[str, Any], endpoint: Endpoint, start_response: C
     reply = endpoint.methods[method](environ) if method in endpoint.methods else None
     if reply is not None:
         return start_answer(reply, "", start_response)
-    tell(replies.POST_ONLY, endpoint.path, environ)
-    return start_answer(replies.POST_ONLY, endpoint.path, start_response, method)
+    reply = replies.not_allowed(endpoint.allowed)
+    tell(reply, endpoint.path, environ)
+    return start_answer(reply, endpoint.path, start_response, method)
 
 
 def plainness(environ: dict[str, Any], has_query: bool) -> object:

@@ -81,6 +81,7 @@ class StreamState:
         self.errors = counts.counter(f"store_errors {stream.name}")
         self.counts = counts
         self.senders = [make(counts) for make in registry.load_hooks("senders")]
+        self.samplers = [make(counts, stream) for make in registry.load_hooks("samplers")]
         self.claim: Claim | None = None
         self.prefetched: Request | None = None  # of the next claim
         self.max_bodies = FIRST_BODIES  # of the next claim
@@ -282,7 +283,8 @@ class Worker:
         state.slow = took >= SLOW_SECONDS
         if stored is None:
             return state.claim is None
-        outcome, end = stored
+        outcome, group, decoding_cpu = stored
+        end = group.end
         state.persisted.add(took)
         self.log_change(state.stream.name, None)
         self.buried += outcome.letters
@@ -292,10 +294,20 @@ class Worker:
         full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
         seconds = max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding))
         state.size_next_claim(end - claim.first, seconds)
+        self.sample(state, group.bodies, decoding_cpu)
         return bool(full or state.claim or self.outlet.has_more(claim.stream))
 
-    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, int] | None:
-        """Store a claim, or its first bodies, up to the one before the returned number.
+    def sample(self, state: StreamState, stored: list[Body], seconds: float) -> None:
+        """Let contributions look at bodies that are settled: one that ends the worker here is not claimed again."""
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        try:
+            for sampler in state.samplers:
+                sampler.look(stored, self.limits, seconds)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, Group, float] | None:
+        """Store a claim, or its first bodies: these, and the seconds of CPU of their decoding.
 
         None if it was not stored: it is kept for a later attempt, or given up if it is lost.
         Raises: one of SPOOL_ERRORS.
@@ -316,16 +328,18 @@ class Worker:
                 # the disk may have room for what one body becomes
                 if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
                     reason = UNFIT
+                cpu = time.thread_time()
                 group = self.decode(
                     state, claim, items, 0.0 if alone else transaction_limits.TURN_SECONDS, reason or ""
                 )
+                cpu = time.thread_time() - cpu
                 outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
             if not outcome.again and (names := key_names(group.bodies)):
                 for count in state.senders:
                     count.stored(claim.stream, names.values())
             for kind, n in group.without_rows.items():
                 state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
-            return outcome, group.end
+            return outcome, group, cpu
         except NewerTables:
             raise
         except Unavailable as error:

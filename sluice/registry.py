@@ -160,6 +160,7 @@ class Contribution:
     rejections: "module:class" of the settings. Its `tell(reply, path, environ)` is called for each request that a
         gateway rejects, `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
+    status: "module:function" of the counters; it yields lines for `sluice status`.
     figures: what `Observer` reads besides: name -> "module:class" of the settings, with `read(counted, trouble)`.
     openers: header field -> "module:function" of a decoder and of what its `contents` gets, for bodies with that field.
         "NAME: VALUE": of those in which its value begins so. The gateway keeps the heads of such bodies.
@@ -167,6 +168,10 @@ class Contribution:
     keys: the names of header fields that may have the key of a request, after those of the core.
     repair: "module:function" of a text that is no JSON, and of the budget; it returns JSON, or b"". Raises: Exhausted.
     own_decoder: "module:class" of the decoder of JSON for a user's streams.
+    built_in: "module:function" of the built-in streams and the settings; it returns them, some with other decoders.
+    extra: "module:function" of a stream that is declared with `extra=True`; it returns the one that has the column.
+    samplers: "module:class" of a process's counts and of a stream, with `look(stored, limits, seconds)`: bodies, and
+        the seconds of CPU of their decoding.
     verbs: name -> the module.
     programs: by name.
     exports: what a user's modules import from `sluice` besides: name -> "module:attribute".
@@ -205,6 +210,10 @@ class Contribution:
     keys: Sequence[str] = ()
     repair: str = ""
     own_decoder: str = ""
+    built_in: str = ""
+    extra: str = ""
+    samplers: str = ""
+    status: str = ""
     figures: Mapping[str, str] = field(default_factory=dict)
     verbs: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)

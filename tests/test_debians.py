@@ -1,4 +1,4 @@
-"""Each supported Debian, with its own Python, nginx and Redis: bin/up, the unit tests, and the wheel.
+"""Each supported Debian, with its own Python, nginx and Redis: bin/up, unit tests, those of the spool, and the wheel.
 
 As root, with debootstrap: a root for each suite, from the archive that apt uses here. DEBIANS=DIR keeps the roots.
 """
@@ -41,6 +41,22 @@ CHECKOUT = f"""
     ! grep -E 'Traceback|Warning' /up.out
 """
 UNIT = "cd /opt/sluice && bin/test --unit"
+# with the suite's Redis (7.0, 8.0, …), and with its Valkey, if it has one
+SPOOL = """
+    cd /opt/sluice
+    spool() {
+        redis-server --version
+        .venv/bin/python -m pytest -q -m 'not nightly' tests/spool/test_{spool,layout,log}.py tests/test_worker.py
+    }
+    spool
+    printf '#!/bin/sh\\nexit 101\\n' >/usr/sbin/policy-rc.d  # so that it is not started
+    chmod +x /usr/sbin/policy-rc.d
+    if DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends valkey-server; then
+        mkdir /valkey
+        ln -s "$(command -v valkey-server)" /valkey/redis-server
+        PATH=/valkey:$PATH spool
+    fi
+"""
 WHEEL = f"""
     cd /tmp
     python3 -m venv /tmp/venv
@@ -74,7 +90,7 @@ def debian(request: pytest.FixtureRequest) -> Iterator[Layer]:
             shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("what", [CHECKOUT, UNIT, WHEEL], ids=["bin-up", "unit", "wheel"])
+@pytest.mark.parametrize("what", [CHECKOUT, UNIT, SPOOL, WHEEL], ids=["bin-up", "unit", "spool", "wheel"])
 def test_a_debian_runs(what: str, debian: Layer) -> None:
     """The wheel comes last: nginx and Redis of the system are there, and come first."""
     if what == WHEEL and not (dist := debian.upper / "dist").exists():

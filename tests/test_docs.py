@@ -127,11 +127,14 @@ def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():
         assert verbs[name][1] == ("works" if reads_only or "flags=allow-oom" in text else "fails"), name
 
 
-@needs("access")
+@needs("access", "unknown_fields")
 def test_the_fields_of_the_counts_are_those_that_the_processes_count():
     sources = "".join(
         (harness.ROOT / name).read_text()
-        for name in ("ingest.py", "sluice/spool/inlet.py", "sluice/contrib/access/key_usage.py", "worker.py")
+        for name in (
+            *("ingest.py", "worker.py", "sluice/spool/inlet.py"),
+            *("sluice/contrib/access/key_usage.py", "sluice/contrib/unknown_fields/sample.py"),
+        )
     )
     counted = set(re.findall(r"\.(?:counter|counters|histogram)[(\[]f?\"(\w+)", sources))
     assert {field.split()[0] for field in table(SPOOL, "field")} == counted

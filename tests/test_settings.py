@@ -212,6 +212,7 @@ WRONG = [
     ("INGEST_CLIENT_CONNECTIONS", "-1"),
     ("INGEST_CLIENT_CONNECTIONS", "65536"),
     ("INGEST_REPLICAS", "17"),
+    ("INGEST_EXTRA", "gps=yes"),
     ("INGEST_ROWS", "parquet:relative"),
     ("INGEST_ROWS", "gps=store,gps=store"),
     ("INGEST_VIEWS", "on!"),

@@ -7,10 +7,11 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+
+from sluice import places
 
 # as the operator calls it: the installed command, or the one of a checkout
-PROGRAM = "sluice" if Path(sys.argv[0]).name == "sluice" else "bin/sluice"
+PROGRAM = "bin/sluice" if places.CHECKOUT else "sluice"
 
 
 def parse_seconds(text: str) -> float:

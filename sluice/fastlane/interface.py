@@ -27,7 +27,8 @@ class Options(NamedTuple):
     max_body: bytes, up to MAX_BODY_BYTES. A longer body goes unread to the slow lane, where the application may reject
         it first.
     tick: called about once a second, between two turns of the loop.
-    shares_environ: the application neither changes environ nor keeps it after its call. Then equal heads share one
+    shares_environ: the application neither changes environ nor keeps it after its call, but may note in it what is
+        true of all heads with the same path and the same names of fields, in their order. Then these share one
         dictionary, which is not copied for each request.
     fields: of the header fields, environ has only these, such as "HTTP_ORIGIN", and CONTENT_TYPE, CONTENT_LENGTH, and
         what decides how a request is served (Host, Connection, Content-Encoding). None: all. A field that is not here

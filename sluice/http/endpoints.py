@@ -26,7 +26,8 @@ def kept_field(name: str) -> tuple[str, str]:
 class Endpoint:
     """A route at its path.
 
-    varies: its path stands for many; items have that of their request. taken: the methods that append.
+    varies: its path stands for many; items have that of their request. taken: the methods that append. allowed: what a
+    405 says of methods.
     max_body: bytes. in_json: which encoding it is for, if its answers have the encoding of their request.
     keeps_head: its items are messages. keeps_fields: with all fields of the request.
     kept: the fields, else; see `kept_field`.
@@ -38,6 +39,7 @@ class Endpoint:
 
     __slots__ = (
         "acknowledged",
+        "allowed",
         "answer",
         "empty",
         "form",
@@ -69,6 +71,7 @@ class Endpoint:
         self.path, self.max_body, self.in_json, self.stream = path, max_body, in_json, route.stream
         self.varies = varies(path)
         self.taken = frozenset(("POST", *route.methods, *(["GET"] if route.get else ())))
+        self.allowed = ", ".join(sorted(self.taken))
         self.keeps_fields = route.keep_head or bool(route.signed)
         self.keeps_head = self.keeps_fields or route.fields is not None or self.varies
         names = dict.fromkeys((*request.PASSED, *fields, *(route.fields or ()), "Sluice-Sender"))

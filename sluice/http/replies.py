@@ -22,7 +22,6 @@ def problem(status: str, detail: str, *headers: tuple[str, str]) -> Reply:
 
 CODINGS = "gzip", "deflate", *(name for name in registry.declared_entries("codings") if not name.startswith("x-"))
 NOT_FOUND = problem("404 Not Found", "There is no stream at this path.")
-POST_ONLY = problem("405 Method Not Allowed", "This path accepts only POST.", ("Allow", "POST"))
 GET_ONLY = problem("405 Method Not Allowed", "This path accepts only GET and HEAD.", ("Allow", "GET, HEAD"))
 NO_LENGTH = problem("400 Bad Request", "The length of the body is malformed or ambiguous; the request had no effect.")
 CODED = problem("501 Not Implemented", "The only supported transfer coding is chunked; the request had no effect.")
@@ -37,6 +36,13 @@ UNSUPPORTED = problem(
     ("Accept-Encoding", ", ".join(CODINGS)),
 )
 EMPTY = problem("400 Bad Request", "The request has neither a body nor a query string; the request had no effect.")
+
+
+@lru_cache(maxsize=32)
+def not_allowed(methods: str) -> Reply:
+    """methods: that the path takes, as in Allow."""
+    words = " and ".join(methods.rsplit(", ", 1))
+    return problem("405 Method Not Allowed", f"This path accepts only {words}.", ("Allow", methods))
 
 
 @lru_cache(maxsize=2)

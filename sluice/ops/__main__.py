@@ -25,7 +25,7 @@ CORE = {
     verb: f"sluice.ops.{verb}"
     for verb in (
         *("status", "tail", "peek", "rows", "dead", "replay", "discard", "bury", "release", "purge", "expire"),
-        *("up", "settings", "reload", "drain", "undrain", "backup", "restore"),
+        *("up", "services", "settings", "reload", "drain", "undrain", "backup", "restore"),
     )
 }
 DRILL = "drill"  # not in the package: it is in the checkout's `proving`

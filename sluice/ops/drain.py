@@ -34,5 +34,5 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         print(message, flush=True)
         for _ in range(10 * arguments.notice):  # turns, not time: while the machine is suspended, nobody asks
             time.sleep(0.1)
-    print("draining; bin/sluice undrain puts it back")
+    print(f"draining; {terminal.PROGRAM} undrain puts it back")
     return 0

@@ -49,16 +49,16 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     else:
         ledger = observer.ledger()
         trouble = ledger["trouble"]
-        show_streams(ledger["streams"], trouble, arguments.json)
+        show_streams(ledger["streams"], trouble, ledger["notes"], arguments.json)
     for line in trouble:
         terminal.complain(line)
     return 1 if trouble else 0
 
 
-def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], as_json: bool) -> None:
+def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], notes: list[str], as_json: bool) -> None:
     if as_json:
         rows = [{"stream": name} | row for name, row in streams.items()]
-        print(json.dumps({"streams": rows, "trouble": trouble}, indent=2))
+        print(json.dumps({"streams": rows, "trouble": trouble, "notes": notes}, indent=2))
         return
     print(
         terminal.format_table(
@@ -78,6 +78,8 @@ def show_streams(streams: Mapping[str, StreamRow], trouble: list[str], as_json: 
         if row["deleted"] or row["expired"]:
             gone = f"{row['deleted']} rows by age (INGEST_KEEP), and the dead letters of {row['expired']} bodies"
             print(f"{name}: deleted: {gone}.")
+    for line in notes:
+        print(line)
 
 
 def show_cells(cells: list[Cell] | None, trouble: list[str], as_json: bool) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.parsers import EVERYBODY, PRIVATE, THIS_MACHINE
 from sluice.settings import Settings
 
@@ -24,7 +24,7 @@ OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 LITTLE_MEMORY = """
   memory     as root, `sysctl vm.overcommit_memory=1`: Redis may rewrite its file when memory is short"""
 AS_ROOT = """
-  user       root, and so is every program: better a user of its own, or bin/provision services"""
+  user       root, and so is every program: better a user of its own, or {services}"""
 
 
 def words_of(s: Settings) -> dict[str, str]:
@@ -64,7 +64,7 @@ def first_screen(s: Settings) -> str:
     with contextlib.suppress(OSError):
         notes += LITTLE_MEMORY * (s.has_own_redis and OVERCOMMIT.read_text().strip() != "1")
     if os.geteuid() == 0:
-        notes += AS_ROOT
+        notes += AS_ROOT.format(services=places.SERVICES)
     return FIRST_SCREEN.format(
         url=url, short=short, curl=curl, read=read, who=who_may(s), change=words["change"],
         more=words["more"].format(url=url), home=s.home, notes=notes,

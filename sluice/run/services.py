@@ -1,4 +1,4 @@
-"""bin/provision services: run Sluice under the system's systemd, nginx and Redis.
+"""bin/provision services, or `sluice services` of the package: run Sluice under the system's systemd, nginx and Redis.
 
 It writes the files that are missing or differ, and starts the services. The settings are in /etc/default/sluice;
 INGEST_ variables of the environment are written to that file first.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.base import files as files_at
 from sluice.places import ROOT
 from sluice.run import configure, programs, servers, up
@@ -39,12 +39,18 @@ DATABASE = "ReadWritePaths=/var/lib/sluice"  # in a unit of a contribution that 
 HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
 COMMAND = """\
 #!/bin/sh
-# The operator's command with the services' settings. bin/provision services wrote this.
+# The operator's command with the services' settings. {installer} wrote this.
 [ "$(id -u)" = 0 ] || exec sudo "$0" "$@"
+[ "$1" != services ] || exec {command} "$@"
 set -a
 . {defaults}
-exec runuser -u {user} -- {root}/bin/sluice "$@"
+exec runuser -u {user} -- {command} "$@"
 """
+# what the package needs of the system; of a checkout, bin/provision installs it
+SYSTEM = {
+    "nginx": Path("/lib/systemd/system/nginx.service"),
+    "redis-server": Path("/lib/systemd/system/redis-server@.service"),
+}
 
 
 def service_settings(file: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -61,28 +67,31 @@ def service_settings(file: str, environ: Mapping[str, str]) -> dict[str, str]:
 def defaults(values: Mapping[str, str]) -> str:
     """The text of /etc/default/sluice, which systemd and sh read."""
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in sorted(values.items())]
-    return "# Settings: docs/protocol/operator.md. After a change, run bin/provision services.\n" + "".join(lines)
+    return f"# Settings: docs/protocol/operator.md. After a change, run {places.SERVICES}.\n" + "".join(lines)
 
 
 def system_files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
-    """The system's files for Sluice, path -> text. root: the checkout. nginx: whether to configure the system's."""
+    """The system's files for Sluice, path -> text. root: that of `places`. nginx: whether to configure it."""
     network = not s.store.startswith("sqlite:") or not s.has_own_redis
     wanted = {
         "sluice-worker@.service.d/network.conf": network or any(needs(s) for needs in registry.load_hooks("network")),
         "nginx.service.d/sluice.conf": nginx,
     }
-    places = {
+    system = {
         "sysusers.conf": USERS,
         "tmpfiles.conf": FOLDERS,
         "sysctl.conf": Path("/etc/sysctl.d/60-sluice.conf"),
     }
-    texts = {Path("/usr/local/bin/sluice"): COMMAND.format(defaults=DEFAULTS, user=USER, root=root)}
+    # -P: nothing is imported from the directory in which root calls it
+    command = f"{root}/bin/sluice" if places.CHECKOUT else f"{sys.executable} -P -m sluice.ops"
+    command = COMMAND.format(defaults=DEFAULTS, user=USER, command=command, installer=places.SERVICES)
+    texts = {Path("/usr/local/bin/sluice"): command}
     users = [] if s.has_own_redis else ["sluice-gateway.service"]  # of the network, beside the workers
     for folder in (CORE, *programs.unit_folders()):
         for path in sorted(folder.rglob("*.*")):
             name = str(path.relative_to(folder))
             if path.is_file() and wanted.get(name, path.name != "zz-pypy.conf" or s.runtime == "pypy"):
-                texts[places.get(name, UNITS / name)] = path.read_text().replace("/opt/sluice", str(root))
+                texts[system.get(name, UNITS / name)] = with_paths(path.read_text(), root)
                 if folder != CORE and DATABASE in path.read_text():
                     users.append(name)
     if network:
@@ -91,16 +100,29 @@ def system_files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[P
     return texts
 
 
-def check_checkout(s: settings.Settings) -> None:
-    """Raises: Failed or SettingError if services cannot run from this checkout."""
+def with_paths(text: str, root: Path) -> str:
+    """The text of a unit, with the paths of this installation in place of those of a checkout in /opt/sluice."""
+    if not places.CHECKOUT:  # it has no docs/
+        text = re.sub("^Documentation=.*\n", "", text, flags=re.M)
+    python = f"{root}/.venv/bin/python" if places.CHECKOUT else sys.executable
+    return re.sub("/opt/sluice(/.venv/bin/python)?", lambda found: python if found[1] else str(root), text)
+
+
+def check_installation(s: settings.Settings) -> None:
+    """Raises: Failed or SettingError if services cannot run from this checkout, or from this package."""
     if s.store.startswith("sqlite:") and HOME not in Path(s.store.removeprefix("sqlite:///")).parents:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
-        raise Failed("this needs root: sudo bin/provision services")
+        raise Failed(f"this needs root: sudo {places.SERVICES if places.CHECKOUT else sys.argv[0] + ' services'}")
     if (other := HOME / settings.FILE).exists():
         raise settings.SettingError(f"services have their settings in {DEFAULTS}: move those of {other} there.")
-    if str(ROOT).startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", str(ROOT)):
-        raise Failed(f"services cannot read {ROOT}; use a clone in /opt/sluice.")
+    if lacking := [name for name, unit in SYSTEM.items() if not unit.exists()]:
+        raise Failed(f"services run those of the system: sudo apt-get install {' '.join(lacking)}")
+    used = [str(ROOT)] if places.CHECKOUT else [str(ROOT), sys.executable, os.path.realpath(sys.executable)]
+    for path in used:
+        if path.startswith(tuple(f"{place}/" for place in HIDDEN)) or not re.fullmatch(r"[\w./+-]+", path):
+            remedy = "a clone" if places.CHECKOUT else "a virtual environment of the system's Python"
+            raise Failed(f"services cannot read {path}; use {remedy} in /opt/sluice.")
 
 
 def write_changed(path: Path, text: str, mode: int) -> bool:
@@ -109,6 +131,8 @@ def write_changed(path: Path, text: str, mode: int) -> bool:
         if path.read_text() == text:
             return False
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():  # pipx makes one of /usr/local/bin/sluice, to the command of the package
+        path.unlink()
     path.touch(mode)
     path.chmod(mode)
     path.write_text(text)
@@ -216,9 +240,9 @@ def main(words: list[str]) -> None:
             return
         values = service_settings(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load_settings(values)
-        check_checkout(s)
+        check_installation(s)
         servers.check()
-        for part in needed_parts(s):
+        for part in needed_parts(s) if places.CHECKOUT else ():
             run(ROOT / "bin/provision", part)
         changed = install_files(values, s)
         if not BOOTED.is_dir():

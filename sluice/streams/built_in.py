@@ -17,10 +17,13 @@ GPS = JsonDecoder(gps.Plain, gps.build_position, formats_of("gps"))
 LOGS = logs.LogsDecoder(dict, logs.build_log, formats_of("logs"))
 VOTES = votes.VotesDecoder(votes.Plain, votes.build_vote, formats_of("votes"))
 STREAMS: dict[str, Stream] = {
-    "metrics": Stream("metrics", Metric, METRICS.fast_path(), precision="ns", content=True, typed=True),
-    "gps": Stream("gps", Gps, GPS.fast_path(Gps), content=True),
+    "metrics": Stream(
+        "metrics", Metric, METRICS.fast_path(), precision="ns", content=True, typed=True, decoder=METRICS
+    ),
+    "gps": Stream("gps", Gps, GPS.fast_path(Gps), content=True, decoder=GPS),
     "logs": Stream("logs", Log, LOGS.fast_path(), content=True),
-    "votes": Stream("votes", Vote, VOTES.fast_path(Vote)),  # two voters may say the same in the same second
+    # two voters may say the same in the same second
+    "votes": Stream("votes", Vote, VOTES.fast_path(Vote), decoder=VOTES),
 } | {name: registry.load_target(target) for name, target in registry.declared_entries("streams").items()}
 
 
@@ -31,7 +34,10 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     if INGEST_KEEP or INGEST_UNIQUE names a stream that does not exist.
     """
     own = extension.load_dictionary("INGEST_RECORDS", config.records, "STREAMS")
-    streams = STREAMS | own
+    built_in = STREAMS
+    for extend in registry.load_hooks("built_in"):
+        built_in = extend(built_in, config)
+    streams = built_in | own
     if not all(isinstance(stream, Stream) for stream in own.values()):
         problem = "STREAMS has a value that is no sluice.Stream"
     else:

@@ -28,6 +28,7 @@ def stream(
     unique: Sequence[str] = (),
     precision: str = "ms",
     path: str = "",
+    extra: bool = False,
 ) -> Stream:
     """A user-defined stream: docs/ADDING-A-STREAM.md.
 
@@ -40,6 +41,7 @@ def stream(
     unique: fields; of the records that have the same values of them within INGEST_UNIQUE, one is stored.
     path: of its routes, with parts that vary: /ttn/{application}/*. A field of such a name, a str with a default, has
         that part of the request's path.
+    extra: a column `extra` has, as JSON, the fields that the record type does not name.
     Raises: TypeError if the record type is not a subclass of Record or, with `parse`, not keyword-only, or lacks one of
         the unique fields or of those of the path.
     """
@@ -49,15 +51,20 @@ def stream(
         raise TypeError(f"unique={unique!r} is no tuple of fields of {record_type.__name__}")
     fields = tuple(columns[name] for name in unique) if parse is None else tuple(unique)
     if parse is None:
-        decoder = next(registry.load_hooks("own_decoder"), JsonDecoder)
-        decode = decoder(*wire_of(record)).fast_path()
+        decoder = next(registry.load_hooks("own_decoder"), JsonDecoder)(*wire_of(record))
+        decode = decoder.fast_path()
     elif record.__struct_fields__[0] != "time":
         # a metaclass that sets kw_only loses CPython's vectorcall: 460 instead of 110 ns
         raise TypeError(f"the record type {record_type.__name__} needs kw_only=True: its first field must be time")
     else:
-        decode = LineDecoder(record, parse).decode
-    decode = with_path(decode, path, record) if path else decode
-    return Stream(name, record, decode, None, precision, unique=fields or None)
+        decode, decoder = LineDecoder(record, parse).decode, None
+    made = Stream(name, record, decode, None, precision, unique=fields or None, decoder=decoder)
+    if extra:
+        keep = next(registry.load_hooks("extra"), None)
+        if keep is None:
+            raise TypeError(f"extra=True: nothing here keeps the unknown fields of the stream {name!r}")
+        made = keep(made)
+    return made._replace(decode=with_path(made.decode, path, made.record)) if path else made
 
 
 def checked(record: type[Record]) -> type[Record]:

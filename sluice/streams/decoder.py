@@ -11,7 +11,7 @@ record. `collect_results` charges them to the budget while they come.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any, cast
@@ -28,7 +28,7 @@ from sluice.streams.encoding import compressed_beginnings, inflate_body
 from sluice.streams.format import Format
 from sluice.streams.message import Message, named_object, parse_message
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
-from sluice.streams.times import END, SECOND, nanoseconds_of
+from sluice.streams.times import END, SECOND, TIMES, nanoseconds_of
 
 Result = Record | Reject | Empty
 # What decodes a part of a body. Raises any exception, before it yields
@@ -130,7 +130,7 @@ class JsonDecoder(Decoder):
         )
         self.no_shape = shape()
         self.read_shape: Callable[[bytes], Any] = msgspec.json.Decoder(shape).decode
-        self.wire = wire
+        self.wire, self.formats = wire, formats
         self.switches = fields_of(wire, msgspec.inspect.BoolType)
         self.moments = fields_of(wire, msgspec.inspect.DateTimeType)
         self.build = build
@@ -170,6 +170,12 @@ class JsonDecoder(Decoder):
 
             return decode_direct
         return decode
+
+    def named(self, sent: Mapping[str, Any]) -> set[str]:
+        """The members of a plain object that a record is made of. Of several times, the first one counts."""
+        names = {*getattr(self.wire, "__struct_encode_fields__", ())}
+        given = [name for name in TIMES if name in names and sent.get(name) is not None]
+        return names.difference(given[1:])
 
     @override
     def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sluice import registry
 from sluice.settings import BATCH, Settings
+from sluice.streams.decoder import JsonDecoder
 from sluice.streams.format import Format
 from sluice.streams.record import Decoded, Limits, Record
 from sluice.streams.unique import Recent, Rule
@@ -24,6 +25,7 @@ class Stream(NamedTuple):
     part: Decodes the fragment stored in a partial dead letter; defaults to `decode`.
     precision: "ms", or "ns" for times to the nanosecond.
     typed: its column `value` has values of several types, which `type` names, and `tags` is a map: see `Metric`.
+    decoder: of which `decode` is the whole, if the bodies are JSON of which it may leave out fields.
     content, unique, key, recent: see `Rule`. rule: with INGEST_UNIQUE; None: nothing has a key.
     """
 
@@ -38,6 +40,7 @@ class Stream(NamedTuple):
     recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
     rule: Rule | None = None
     typed: bool = False
+    decoder: JsonDecoder | None = None
 
 
 def formats_of(stream: str) -> list[Format]:

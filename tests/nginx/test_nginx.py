@@ -194,6 +194,8 @@ def test_a_route_passes_what_the_gateway_uses_and_what_its_decoder_reads(
     lines = gateway.requests[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
     passed = dict(line.split(": ", 1) for line in lines)
     named = {name: value for name, value in OTHERS.items() if route.keep_head or name in (route.fields or ())}
+    if path.startswith("/hooks/"):  # what no row of it keeps is left out
+        named = {name: value for name, value in named.items() if name not in ("traceparent", "Accept")}
     address = {} if route.fields is None and not route.keep_head else {"X-Real-IP": "127.0.0.1"}
     assert passed == {"Host": "localhost", "Content-Length": "1"} | SENT | encoded | named | address
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from proving.containers import podman_environment
 from proving.harness import ROOT, free_port, poll, post
 
 pytestmark = pytest.mark.nightly
@@ -26,18 +27,6 @@ TOOLS = "buildah", "podman", "podman-compose", "runc", "debootstrap", "/usr/lib/
 COMPOSE = "podman-compose", "-p", "sluice", "-f", "deploy/compose.yaml"
 CELLS = "cell-1", "cell-2", "cell-3"
 SOURCES = "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf"  # how this machine reaches its registries
-# where there is no systemd, no overlay, and a limit on limits
-CONTAINERS = """
-[containers]
-default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-[network]
-network_config_dir = "{tmp}/networks"
-"""
-STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{tmp}/store"\nrunroot = "{tmp}/run"\n'
 # in place of the images that compose.yaml takes from a registry: the same programs, from Debian
 INSTALL = "RUN apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends"
 OTHERS = {
@@ -78,11 +67,7 @@ class Containers:
     def __init__(self, tmp: Path) -> None:
         self.tmp = tmp
         self.port = free_port()
-        for name, text in ("containers.conf", CONTAINERS), ("storage.conf", STORAGE):
-            (tmp / name).write_text(text.format(tmp=tmp))
-        (tmp / "networks").mkdir(exist_ok=True)
-        self.env = os.environ | {
-            "CONTAINERS_CONF": f"{tmp}/containers.conf", "CONTAINERS_STORAGE_CONF": f"{tmp}/storage.conf",
+        self.env = podman_environment(tmp) | {
             "POSTGRES_PASSWORD": "abc123", "PORT": str(self.port), "BASE": "localhost/debian",
             "HAPROXY_IMAGE": "localhost/balancer", "POSTGRES_IMAGE": "localhost/postgres",
         }  # fmt: skip

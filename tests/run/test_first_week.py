@@ -1,4 +1,7 @@
-"""docs/FIRST-WEEK.md, typed to the letter: each section from an empty home, in a directory with its files."""
+"""docs/FIRST-WEEK.md, typed to the letter: each section from an empty home, in a directory with its files.
+
+In a checkout, and with the commands of an installed package, as the head of the page translates them.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,37 @@ def server() -> Iterator[Postgres]:
         yield running
 
 
+@pytest.fixture(scope="module", params=["checkout", "package"])
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The `sluice` of an installed package; None: a checkout's commands.
+
+    What the package needs is that of this checkout's virtual environment.
+    """
+    if request.param == "checkout":
+        return None
+    tmp = tmp_path_factory.mktemp("package")
+    subprocess.run(["git", "clone", "-q", ROOT, tmp / "clone"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", tmp / "venv"], check=True)
+    (site,) = tmp.glob("venv/lib/*/site-packages")
+    (needed,) = (path for path in sys.path if path.endswith("/site-packages"))
+    (site / "needed.pth").write_text(needed)
+    pip: list[str | Path] = [
+        tmp / "venv/bin/pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-build-isolation",
+        "--no-deps",
+    ]
+    subprocess.run([*pip, tmp / "clone"], check=True)
+    return tmp / "venv/bin/sluice"
+
+
 class Terminal:
     """Types the lines of a section in a directory. bin/up runs in the background until the next one."""
 
-    def __init__(self, folder: Path, home: Path, url: str) -> None:
-        self.folder, self.home, self.url = folder, home, url
+    def __init__(self, folder: Path, home: Path, url: str, package: Path | None) -> None:
+        self.folder, self.home, self.url, self.package = folder, home, url, package
         self.port = free_port()
         self.up = contextlib.ExitStack()
 
@@ -47,7 +76,10 @@ class Terminal:
             .replace("$PWD", str(self.folder))
             .replace(DATABASE, shlex.quote(self.url))
         )
-        text = re.sub(r"\bbin/(sluice|provision)\b", rf"{ROOT}/bin/\1", text)
+        if self.package:  # its extras are there already
+            text = re.sub(r"\bbin/provision \w+", "true", text).replace("bin/sluice", str(self.package))
+        else:
+            text = re.sub(r"\bbin/(sluice|provision)\b", rf"{ROOT}/bin/\1", text)
         return text.replace(".venv/bin/python", sys.executable).replace("var/", f"{self.home}/")
 
     def type(self, line: str, printed: str) -> None:
@@ -59,8 +91,9 @@ class Terminal:
         if line.endswith("bin/up"):
             words = (word.partition("=") for word in shlex.split(line)[:-1])
             env: dict[str, object] = {name: value for name, _, value in words}
+            command = [self.package, "up"] if self.package else [ROOT / "bin/up"]
             ready = "INGEST_API_KEYS" not in env and "INGEST_TLS_KEY" not in env
-            self.up.enter_context(installation(self.home, env | {"INGEST_PORT": self.port}, ready))
+            self.up.enter_context(installation(self.home, env | {"INGEST_PORT": self.port}, ready, command))
         else:
             self.said: list[str] = []
             with contextlib.suppress(AssertionError):  # the next assertion shows what was printed
@@ -84,12 +117,14 @@ def printed_is(said: str, wanted: str) -> bool:
 
 
 @pytest.mark.parametrize("title", TYPED)
-def test_a_section_does_what_it_prints(title: str, tmp: Path, tmp_path: Path, server: Postgres) -> None:
+def test_a_section_does_what_it_prints(
+    title: str, tmp: Path, tmp_path: Path, server: Postgres, package: Path | None
+) -> None:
     server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     for language, text in BLOCK.findall(SECTIONS[title]):
         if language == "python":
             (tmp_path / text.split()[1]).write_text(text)
-    terminal = Terminal(tmp_path, tmp, server.url)
+    terminal = Terminal(tmp_path, tmp, server.url, package)
     with terminal.up:
         for language, text in BLOCK.findall(SECTIONS[title]):
             if language == "console":

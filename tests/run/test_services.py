@@ -38,7 +38,7 @@ from proving.harness import (
     redis_server,
     running,
 )
-from sluice import registry, settings
+from sluice import places, registry, settings
 from sluice.run import configure, programs, reload, services
 from support.folders import has, needs, whole
 from support.posting_clients import Load
@@ -131,6 +131,16 @@ def test_the_units_follow_the_settings(tmp: Path) -> None:
     unit = plain[services.UNITS / "sluice-gateway.service"]
     assert "ExecStart=/srv/sluice/.venv/bin/python" in unit
     assert "/opt/sluice" not in "".join(every.values())
+
+
+def test_the_units_of_a_package_run_its_python_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "CHECKOUT", False)
+    monkeypatch.setattr(sys, "executable", "/opt/sluice/bin/python")
+    root = Path("/opt/sluice/lib/python3.11/site-packages/sluice/root")
+    files = services.system_files(settings.load_settings(services.service_settings("", {})), root)
+    found = set(re.findall(r"/opt/sluice\S*", "".join(files.values())))
+    assert found == {str(root), "/opt/sluice/bin/python"}
+    assert "exec runuser -u sluice -- /opt/sluice/bin/python -P -m sluice.ops" in files[Path("/usr/local/bin/sluice")]
 
 
 @needs("destinations", "kafka")
@@ -482,7 +492,7 @@ def test_clients_get_notice_before_nginx_reloads(tmp: Path) -> None:
 def test_nginx_does_not_reload_if_every_user_can_read_a_file_of_secrets(tmp: Path) -> None:
     unit = (ROOT / "deploy/systemd/nginx.service.d/sluice.conf").read_text()
     (line,) = re.findall(r"^ExecReload=\+(.+)$", unit, re.M)
-    assert line == "/usr/bin/env -C /opt/sluice .venv/bin/python -m sluice.run.services check"
+    assert line == "/usr/bin/env -C /opt/sluice /opt/sluice/.venv/bin/python -m sluice.run.services check"
     (tmp / "keys").write_text(f"{'k' * 32} me;\n")
     (tmp / "etc").mkdir()
     (tmp / "defaults").write_text(f"INGEST_API_KEYS={tmp}/keys\n")

@@ -143,8 +143,25 @@ def test_a_start_prints_no_more_than_a_screen(tmp: Path) -> None:
 @pytest.mark.parametrize("moment", [0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2, 1.8, 2.5])
 def test_ctrl_c_at_any_moment_of_a_start_ends_it_quietly(moment: float, tmp: Path) -> None:
     """moment: seconds after bin/up began; whatever it does then, what it prints is no traceback."""
-    env = environment(tmp, {"INGEST_PORT": free_port()})
-    command = ["env", "--default-signal=INT", str(ROOT / "bin/up")]
+    said = interrupted(ROOT, moment, tmp)
+    assert not re.search("Traceback|KeyboardInterrupt|SIGKILL", said), said
+    assert not any(launch.tag_holders(tag) for tag in launch.home_tags(tmp))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", [0.5, 1.0, 2.0, 3.5, 5.0, 7.0])
+def test_ctrl_c_while_a_new_clone_installs_ends_it_quietly(moment: float, tmp: Path) -> None:
+    subprocess.run(["git", "clone", "-q", ROOT, tmp / "clone"], check=True)
+    said = interrupted(tmp / "clone", moment, tmp / "clone/var")
+    lines = [line for line in said.splitlines() if not line.startswith("sluice: ")]
+    assert lines == [] and "could not" not in said, said
+    poll(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp).encode() in path.read_bytes()])
+
+
+def interrupted(checkout: Path, moment: float, home: Path) -> str:
+    """What bin/up prints if Ctrl-C is typed that many seconds after it began."""
+    env = environment(home, {"INGEST_PORT": free_port()})
+    command = ["env", "--default-signal=INT", str(checkout / "bin/up")]
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as up:
@@ -153,8 +170,7 @@ def test_ctrl_c_at_any_moment_of_a_start_ends_it_quietly(moment: float, tmp: Pat
         os.killpg(up.pid, signal.SIGINT)  # a terminal sends it to all of them
         said, _ = up.communicate(timeout=60)
     assert up.returncode in (0, -signal.SIGINT)
-    assert not re.search("Traceback|KeyboardInterrupt|SIGKILL", said), said
-    assert not any(launch.tag_holders(tag) for tag in launch.home_tags(tmp))
+    return said
 
 
 @pytest.mark.nightly

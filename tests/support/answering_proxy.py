@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 from proving.harness import poll, request
 
+HOP = "connection", "content-length", "transfer-encoding"
+
 
 class AnsweringProxy(socketserver.ThreadingTCPServer):
     """A proxy that answers the first requests itself, with one of `replies` each, and forwards all others.
@@ -49,15 +51,16 @@ class AnsweringProxy(socketserver.ThreadingTCPServer):
                     if reply:
                         self.wfile.write(reply)
                         continue
-                    status, headers, _ = request(port, head + sent)
+                    status, headers, content = request(port, head + sent)
                     if status < 300:
                         with lock:
                             proxy.accepted.append(body)
                             proxy.lost += reply is not None
                     if reply is not None:
                         return
-                    retry = f"Retry-After: {headers['retry-after']}\r\n" if "retry-after" in headers else ""
-                    self.wfile.write(f"HTTP/1.1 {status} Any\r\n{retry}Content-Length: 0\r\n\r\n".encode())
+                    passed = "".join(f"{n}: {value}\r\n" for n, value in headers.items() if n not in HOP)
+                    lines = f"HTTP/1.1 {status} Any\r\n{passed}Content-Length: {len(content)}\r\n\r\n"
+                    self.wfile.write(lines.encode() + content)
 
             def chunks(self) -> tuple[bytes, bytes]:
                 """A chunked body as it is sent, and its content."""

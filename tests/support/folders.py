@@ -19,6 +19,7 @@ ALL = (
     "page",
     "postgres",
     "sentinel",
+    "unknown_fields",
     "views",
 )
 

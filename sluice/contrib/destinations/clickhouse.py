@@ -203,7 +203,7 @@ class ClickHouse(Tables):
 
     def types(self) -> dict[str, str]:
         """The columns of the table, with types of ClickHouse."""
-        low = LOW.get(self.stream.record, set())
+        low = {name for kind, names in LOW.items() if issubclass(self.stream.record, kind) for name in names}
         required = {field.name for field in fields(self.stream.record) if field.required}
         if self.columns.typed:
             required.discard("value")  # null for a string

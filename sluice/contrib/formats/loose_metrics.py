@@ -54,13 +54,32 @@ def is_nameless(error: Exception) -> bool:
     return "missing" in str(error) and ("name" in str(error) or "value" in str(error))
 
 
+def listed_values(sent: dict[str, Any]) -> dict[str, Value]:
+    """The values of an array of objects with a name and a value, as sensor.community's sensors send them."""
+    entries = [
+        entry for value in sent.values() if isinstance(value, list) for entry in value if isinstance(entry, dict)
+    ]
+    found: dict[str, Value] = {}
+    for entry in entries:
+        name, value = entry.get("value_type", entry.get("name")), entry.get("value")
+        value = from_text(value) if isinstance(value, str) else value
+        if isinstance(name, str) and name and isinstance(value, int | float):
+            found[name] = value
+    return found
+
+
 def flat(sent: dict[str, Any], name: str, budget: Budget) -> list[Record]:
-    """A metric for each number or boolean of an object; its texts are tags. Raises: Invalid if it has no number."""
+    """A metric for each number or boolean of an object; its texts are tags, also those that are numbers if its values
+    are in an array. Raises: Invalid if it has no number.
+    """
     time = nanoseconds_of(*(scalar_time(sent.pop(key, None)) for key in TIMES))
-    values: dict[str, Value] = {}
+    measured = scalar_time(sent.pop("dateutc", None))  # of weather stations, which may say "now"
+    time = nanoseconds_of(measured) if time is None and measured != "now" else time
+    values = listed_values(sent)
+    is_listed = bool(values)
     tags: dict[str, str] = {}
     for key, value in sent.items():
-        found = from_text(value) if isinstance(value, str) else value
+        found = from_text(value) if isinstance(value, str) and not is_listed else value
         if key and isinstance(found, int | float):
             values[key] = found
         elif key and isinstance(value, str) and value:
@@ -124,4 +143,4 @@ class LooseMetricsDecoder(MetricsDecoder):
 
 
 DECODER = LooseMetricsDecoder(Plain, build_metric, formats_of("metrics"))
-METRICS = Stream("metrics", Metric, DECODER.fast_path(), precision="ns", content=True, typed=True)
+METRICS = Stream("metrics", Metric, DECODER.fast_path(), precision="ns", content=True, typed=True, decoder=DECODER)

@@ -28,4 +28,4 @@ class LooseVotesDecoder(votes.VotesDecoder):
 
 
 DECODER = LooseVotesDecoder(votes.Plain, votes.build_vote, formats_of("votes"))
-VOTES = Stream("votes", Vote, DECODER.fast_path(Vote))
+VOTES = Stream("votes", Vote, DECODER.fast_path(Vote), decoder=DECODER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -199,6 +199,11 @@ def from_object(part: bytes, device: Callable[[], str]) -> Gps:
 
 class NamedGpsDecoder(JsonDecoder):
     @override
+    def named(self, sent: Mapping[str, Any]) -> set[str]:
+        present = ([name for name in names if sent.get(name) not in (None, "")] for names in ALIASES.values())
+        return {names[0] for names in present if names} | {name for name in NESTED if isinstance(sent.get(name), dict)}
+
+    @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Gps:
         return from_object(part, lambda: device_of(message, budget, PATH))
 
@@ -209,4 +214,5 @@ class NamedGpsDecoder(JsonDecoder):
         return from_names(fields.get, lambda: device_of(message, budget, PATH))
 
 
-GPS = Stream("gps", Gps, NamedGpsDecoder(Plain, gps.build_position, formats_of("gps")).fast_path(Gps), content=True)
+DECODER = NamedGpsDecoder(Plain, gps.build_position, formats_of("gps"))
+GPS = Stream("gps", Gps, DECODER.fast_path(Gps), content=True, decoder=DECODER)

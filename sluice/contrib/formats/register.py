@@ -60,6 +60,7 @@ FORMATS = (
     Format("spans", "sluice.contrib.formats.otlp_traces:decode", {"/v1/traces": PROTOBUF_OK}, TYPED, json=JSON_OK),
     Format("metrics", "sluice.contrib.formats.telegraf:decode_points", objects=("metrics",)),
     Format("metrics", "sluice.contrib.formats.telegraf:decode_point", objects=("fields",)),
+    Format("metrics", "sluice.contrib.formats.sensor_logger:decode", objects=("payload",)),
     Format("metrics", "sluice.contrib.formats.zabbix:decode", objects=("itemid",)),
     Format("metrics", "sluice.contrib.formats.opentsdb:decode", {"/api/put": NO_CONTENT}, objects=("metric",)),
     Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, ()),

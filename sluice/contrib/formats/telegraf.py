@@ -45,7 +45,11 @@ def read_point(part: bytes, budget: Budget) -> Point:
     try:
         return read_strict(part)
     except msgspec.ValidationError:
-        point = read_loose(part, budget)
+        return typed_point(read_loose(part, budget))
+
+
+def typed_point(point: LoosePoint) -> Point:
+    """A point with values of InfluxDB's types."""
     values: dict[str, Value | None] = {}
     for name, sent in point.fields.items():
         try:
@@ -70,7 +74,15 @@ def decode_point(part: bytes, message: Message | None, budget: Budget) -> list[M
     """The fields of a point. An invalid field makes the point invalid. Raises: Invalid, msgspec's errors."""
     if len(part) > budget.limits.record:
         raise Invalid(f"record larger than {budget.limits.record} bytes")
-    point = read_point(part, budget)
+    return [*point_records(read_point(part, budget), part, budget)]
+
+
+def decode_loose_point(point: LoosePoint, part: bytes, budget: Budget) -> list[Result]:
+    """The same of a point that was read already. part: as it was sent."""
+    return [*point_records(typed_point(point), part, budget)]
+
+
+def point_records(point: Point, part: bytes, budget: Budget) -> list[Metric]:
     name = point.name or point.measurement
     if not name:
         raise Invalid("missing: name")

@@ -36,10 +36,12 @@ ENDED = "forwarding ended: "  # begins the reason of a dead letter; its key is a
 KEY = re.compile(re.escape(ENDED) + r".*\[(?P<key>[^\[\]]+)\]", re.DOTALL)
 NAME = re.compile(
     r"(?P<queue>f[0-9a-f]{16})(?P<batch>[0-9]{12})(?P<seq>[0-9]{16})(?P<part>[0-9]{6})(?P<since>[0-9]{16})"
-    r"(?P<lane>[0-9a-f]{12})(?P<epoch>.*)",
+    r"(?P<lane>[o0-9a-f][0-9a-f]{11})(?P<epoch>.*)",
     re.DOTALL,
 )
 INSERT_ROWS = 100  # of one statement
+ORDERED = "o"  # begins the lane of rows that are posted one after the other
+ORDER = b"\r\nSluice-Order: "  # the field of a kept head in which the gateway says the order of a request
 encode = msgspec.json.Encoder(enc_hook=str).encode
 pack = msgspec.msgpack.Encoder().encode
 
@@ -47,7 +49,8 @@ pack = msgspec.msgpack.Encoder().encode
 class Place(NamedTuple):
     """What the name of an entry says.
 
-    since: microseconds since 1970, when it was put there. lane: the same of rows that are posted one after the other.
+    since: microseconds since 1970, when it was put there. lane: the same of rows that are posted one after the
+    other, which then begins with ORDERED.
     """
 
     name: str
@@ -80,13 +83,14 @@ class Waiting(NamedTuple):
     """A row on its way into the outbox.
 
     key: that of its dead letter; "": it is made of its number. alone: it is the only row of its body. again: it is a
-    part of a body, of which other rows were stored before. lane: see `Place`, as text.
+    part of a body, of which other rows were stored before. lane: the value by which it is in an order; None: it
+    is in none.
     """
 
     key: str
     alone: bool
     again: bool
-    lane: str
+    lane: str | None
     epoch: str
     batch: int
     seq: int
@@ -144,7 +148,8 @@ class Forward(Destination):
         whole = rows.origin is None or rows.origin.whole
         fields = rows.with_rows, self.values(batch, rows), rows.records, rows.seqs, rows.received
         for body, value, record, seq, received in zip(*fields):
-            lane = str(getattr(record, self.target.order)) if self.target.order else ""
+            order = order_of(body.item, self.target.order) if self.is_request else self.target.order
+            lane = str(getattr(record, order)) if order else None
             yield Waiting(key, body.is_single and whole, not whole, lane, rows.epoch, batch, seq, received, value)
 
     def values(self, batch: int, rows: Rows) -> Iterator[bytes]:
@@ -179,7 +184,9 @@ class Forward(Destination):
             if not each.alone:
                 key += f":{now}.{index}" if each.again else f":{index}"
             key = each.key or key
-            lane = hashlib.sha256((each.lane if self.target.order else key).encode()).hexdigest()[:12]
+            lane = hashlib.sha256((key if each.lane is None else each.lane).encode()).hexdigest()[:12]
+            if each.lane is not None:
+                lane = ORDERED + lane[1:]
             entry = Entry(key, each.batch, each.seq, each.received, self.is_request, each.value)
             name = f"{self.queue}{each.batch:012d}{each.seq:016d}{index:06d}{now:016d}{lane}{each.epoch}"
             entries.append((name, pack(entry)))
@@ -196,6 +203,15 @@ class Forward(Destination):
     def named(self, row: dict[str, Any]) -> dict[str, Any]:
         """The values of a row by the names of fields, not by those in JSON."""
         return {self.names.get(name, name): value for name, value in row.items()}
+
+
+def order_of(item: bytes, usual: str) -> str:
+    """The field by which a request is in an order; "": it is in none. usual: where the gateway has not said so."""
+    at = item.find(ORDER, 0, item.find(b"\r\n\r\n") + 2)
+    if at < 0:
+        return usual
+    found = item[at + len(ORDER) : item.index(b"\r\n", at + 2)].decode()
+    return found if found in REQUEST else ""
 
 
 def body_of(row: dict[str, Any]) -> bytes:

@@ -27,7 +27,7 @@ from sluice.base import daemon
 from sluice.contrib.destinations.far_rows import bury_rows
 from sluice.contrib.destinations.outbox import Outbox
 from sluice.contrib.forward.client import Answer, Client
-from sluice.contrib.forward.destination import ENDED, Entry, Forward, Place, place_of, unpack
+from sluice.contrib.forward.destination import ENDED, ORDERED, Entry, Forward, Place, place_of, unpack
 from sluice.contrib.forward.order import Order
 from sluice.contrib.forward.request import Requests
 from sluice.contrib.forward.schedule import Row, Schedule
@@ -68,7 +68,7 @@ class Line:
         self.jobs: queue.SimpleQueue[tuple[Row, Entry]] = queue.SimpleQueue()
         self.clients: list[Client] = []
         self.schedule = Schedule(self.target.parallel)
-        self.order = Order(self.name) if self.target.order else None
+        self.order = Order(self.name)
         self.epochs: dict[str, int] = {}  # in the order in which they were seen
         self.unwritten: dict[str, str] = {}  # names of rows that have ended -> why they are dead; "": they were taken
         self.written_at = 0.0  # monotonic, as all below
@@ -80,7 +80,7 @@ class Line:
 
     @property
     def window(self) -> int:
-        return len(self.schedule.rows) + (len(self.order.names) if self.order else 0)
+        return len(self.schedule.rows) + len(self.order.names)
 
     def start_threads(self) -> None:
         for number in range(self.target.parallel):
@@ -188,13 +188,12 @@ class Line:
                     place = place_of(name)
                     if place is None or name in self.unwritten or name in self.schedule.rows:
                         continue
-                    if self.order:
+                    if place.lane.startswith(ORDERED):
                         self.order.add(place)
                     else:
                         self.add(place)
-            if self.order:
-                for place in self.order.release(store, db, now):
-                    self.add(place)
+            for place in self.order.release(store, db, now):
+                self.add(place)
         self.look_at = now + LOOK_SECONDS
 
     def add(self, place: Place) -> None:

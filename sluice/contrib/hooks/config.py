@@ -8,8 +8,9 @@
 
 The words, in any order: scheme= and secret= (several: while one replaces the other), field= or parameter= with the
 place of a token or a signature, url= as the sender knows this server (Twilio signs it), size=, answer=STATUS or
-STATUS:TEXT, challenge= with what is answered when a sender asks, verify= with the token that it shows then,
-`by content within TIME`. The line * is of the names that have none; `refused` gives them a 404.
+STATUS:TEXT, challenge= with what is answered when a sender asks, verify= with the token that it shows then, order=
+with how its rows are posted on, `by content within TIME`. The line * is of the names that have none; `refused` gives
+them a 404.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ FIELD = re.compile(r"[A-Za-z0-9-]{1,100}")
 URL = re.compile(r"https?://[^\s/?#]+")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_SECONDS = 86400  # that a content may count as the same; INGEST_UNIQUE forgets it then
-WORDS = "scheme", "secret", "field", "parameter", "url", "size", "answer", "challenge", "verify"
-OF_OTHERS = {"size", "answer", "challenge"}
+WORDS = "scheme", "secret", "field", "parameter", "url", "size", "answer", "challenge", "verify", "order"
+OF_OTHERS = {"size", "answer", "challenge", "order"}
+ORDERS = "hook", "none"  # one row after the other, or in parallel
 # The challenges, each with the other names of hooks for which it is answered unasked
 CHALLENGES: dict[str, tuple[str, ...]] = {
     "slack": ("lark", "feishu", "monday"),
@@ -60,6 +62,7 @@ class Hook(NamedTuple):
 
     scheme: a `signature.Scheme`; None: nothing is checked. size: bytes of a body; 0: as on paths of batches. answer: in
     place of the usual one. within: seconds in which a body with the same content is the same; 0: none is.
+    order: one of ORDERS; b"": as INGEST_ROWS says.
     places, parameters: the header fields, in lower case, and the parameters that have a token: they are not kept.
     """
 
@@ -74,6 +77,7 @@ class Hook(NamedTuple):
     verify: str = ""
     within: int = 0
     refused: bool = False
+    order: bytes = b""
     places: frozenset[bytes] = frozenset()
     parameters: tuple[str, ...] = ()
 
@@ -155,6 +159,7 @@ def parse(text: str, s: Settings) -> Hook:
         verify,
         within,
         refused,
+        order_of(words),
         *tokens_in(scheme),
     )
 
@@ -206,6 +211,14 @@ def tokens_in(scheme: Any) -> tuple[frozenset[bytes], tuple[str, ...]]:
     fields = scheme.fields if scheme and scheme.is_token else ()
     named = frozenset(name.lower().encode() for name in fields if not name.startswith("?"))
     return named, tuple(name[1:] for name in fields if name.startswith("?"))
+
+
+def order_of(words: Mapping[str, list[str]]) -> bytes:
+    """Raises: ValueError."""
+    order = words.get("order", [""])[0]
+    if order and order not in ORDERS:
+        raise ValueError(f"has the order {order[:40]}; there are {', '.join(ORDERS)}")
+    return order.encode()
 
 
 def size_of(words: Mapping[str, list[str]], s: Settings) -> int:

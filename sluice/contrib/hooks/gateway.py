@@ -5,8 +5,9 @@ makes the item: the request line, the header fields that are worth keeping, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
 
 from sluice.contrib.hooks import challenges
 from sluice.contrib.hooks.challenges import HOOK_SECRET
@@ -19,14 +20,15 @@ from sluice.http.request import BODY_ONLY, KeyedHead, needs_head, read_body, rea
 from sluice.http.routes import OK, Reply, Route, reply
 from sluice.settings import Settings
 
-MOST_HEADS = 1024  # that are kept, and names of fields
+MOST_HEADS = 1024  # paths that are known, and names of fields
+SHAPE, HEAD = "hooks.shape", "hooks.head"  # in environ: a `Shape`; the last head as received, and that of its item
 SENDER = b"Sluice-Sender"  # nginx sets it
-METHODS = ("Allow", "GET, HEAD, OPTIONS, POST, PUT")
+METHODS = "GET, HEAD, OPTIONS, POST, PUT"
 NAMES = (
     "HTTP_CONTENT_ENCODING",
     "CONTENT_TYPE",
 )  # what `needs_head` looks at, but for keys: a hook's are no field's alone
-PROBED = reply("200 OK", b"", "application/json", METHODS)
+PROBED = reply("200 OK", b"", "application/json", ("Allow", METHODS))
 
 fastly_services: list[str] = []  # of Fastly that may send here; none: its challenge is not answered
 
@@ -49,6 +51,31 @@ def answer_fastly(environ: dict[str, Any], unready: Callable[[], Reply | None]) 
     return challenges.fastly(fastly_services) if fastly_services else NOT_FOUND
 
 
+class Shape(NamedTuple):
+    """What is the same for all heads that share an environ: they have the same path and the same fields, in the same
+    order (sluice/fastlane/grammar.py), and mostly another id of a delivery. Only for hooks without a signature.
+
+    pick: of the lines of a head those that are kept. begin, end: what stands before and behind them. most: bytes of a
+    body. asks: whether a challenge is answered.
+    """
+
+    pick: Callable[[list[bytes]], Sequence[bytes]]
+    begin: bytes
+    end: bytes
+    most: int
+    asks: bool
+
+    @classmethod
+    def of(cls, received: bytes, head: bytes, most: int, asks: bool) -> Shape:
+        """received: one of these heads, in which each line is there once. head: that of its item."""
+        lines = received.split(b"\r\n")
+        begin, *kept = head.split(b"\r\n")[:-2]
+        places = [lines.index(line) for line in kept if line in lines]
+        own = [line for line in kept if line not in lines]  # of the gateway
+        pick = itemgetter(*places) if len(places) > 1 else lambda lines: [lines[at] for at in places]
+        return cls(pick, begin, b"\r\n".join((b"", *own, b"", b"")), most, asks)
+
+
 class HookReader:
     """Makes items of the requests at the endpoint of hooks."""
 
@@ -56,10 +83,9 @@ class HookReader:
         self.hooks = hooks
         self.most = endpoint.max_body  # where no line says more
         self.known: dict[str, tuple[Hook, bytes]] = {}  # by path: its hook, and how the line of an item begins
-        self.heads: dict[bytes, bytes] = {}  # by the head as received, which has the path and so the hook
         self.fields: dict[bytes, bool] = {}  # whether a field of this name is kept
         self.permit = endpoint.methods.get("OPTIONS")
-        endpoint.read = self.read
+        endpoint.read, endpoint.allowed = self.read, METHODS
         if any(hook.answer for hook in (*hooks.named.values(), hooks.others)):
             endpoint.answer = self.answer
         endpoint.methods |= {"OPTIONS": self.options, "HEAD": self.head}
@@ -80,12 +106,28 @@ class HookReader:
 
     def read(self, environ: dict[str, Any], endpoint: Endpoint) -> bytes:
         """The item. Raises: Rejected, also with the answer to a challenge or a probe."""
+        shape: Shape | None = environ.get(SHAPE)
+        if shape is None or environ["QUERY_STRING"]:
+            return self.read_any(environ)
+        body: bytes = environ["wsgi.input"].read()
+        if not 0 < len(body) <= shape.most or (shape.asks and (b"challenge" in body or b"alidation" in body)):
+            return self.read_any(environ, body)
+        received: bytes = environ["fastlane.head"]
+        last, head = cast("tuple[bytes, bytes]", environ[HEAD])
+        if received is not last:  # it may come again
+            head = b"\r\n".join((shape.begin, *shape.pick(received.split(b"\r\n")))) + shape.end
+            environ[HEAD] = received, head
+        return head + body
+
+    def read_any(self, environ: dict[str, Any], body: bytes | None = None) -> bytes:
+        """`read` for any request. body: if it was read already."""
         hook, begin = self.known.get(environ["PATH_INFO"]) or self.find(environ)
         if hook.refused:
             raise Rejected(NOT_FOUND)
         plain, most = environ.get("fastlane.plain"), hook.size or self.most
-        if plain is BODY_ONLY or isinstance(plain, KeyedHead):
-            body: bytes = environ["wsgi.input"].read()
+        is_plain = plain is BODY_ONLY or isinstance(plain, KeyedHead)
+        if is_plain:
+            body = environ["wsgi.input"].read() if body is None else body
             if len(body) > most:
                 raise Rejected(too_large(most))
         else:
@@ -108,12 +150,9 @@ class HookReader:
         received: bytes | None = environ.get("fastlane.head")
         if received is None:
             return self.made(environ, hook, begin, lines_of(environ)) + body
-        kept = self.heads.get(received)
-        if kept is None:
-            kept = self.made(environ, hook, begin, received.split(b"\r\n")[1:-2])
-            if len(self.heads) >= MOST_HEADS:
-                self.heads.clear()
-            self.heads[received] = kept
+        kept = self.made(environ, hook, begin, received.split(b"\r\n")[1:-2])
+        if is_plain and not query and hook.scheme is None and HOOK_SECRET not in environ and "discord" not in known:
+            environ[SHAPE], environ[HEAD] = Shape.of(received, kept, most, bool(known)), (received, kept)
         return kept + body
 
     def answer(self, environ: dict[str, Any], item: bytes) -> Reply | None:
@@ -147,6 +186,8 @@ class HookReader:
                 kept.append(line)
         if hook.within:
             kept.append(b"Sluice-Within: %d" % hook.within)
+        if hook.order:
+            kept.append(b"Sluice-Order: " + hook.order)
         return b"\r\n".join((*kept, b"", b""))
 
 

@@ -29,7 +29,7 @@ from sluice.http.request import FORM, idempotency_key
 from sluice.streams import body as bodies
 from sluice.streams.decoder import one_line
 from sluice.streams.encoding import inflate_body
-from sluice.streams.message import Message, parse_message
+from sluice.streams.message import Message, parse_message, query_parameter
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.times import nanoseconds_of
@@ -53,12 +53,13 @@ EVENT_FIELD = re.compile(r"x-[a-z0-9-]*(?:event|topic)(?:-(?:type|name|key))?") 
 # The members that do, in the order in which they are tried
 EVENT_MEMBERS = (
     "type", "event", "event_type", "eventType", "event_name", "eventName", "webhookEvent", "object_kind", "eventtype",
-    "Type", "Event", "EventType", "detail-type", "notification_type", "notificationType", "alert_type", "RecordType",
-    "MessageType", "messageType", "message_type", "topic", "trigger", "action", "kind", "MessageStatus", "CallStatus",
-    "SmsStatus", "webhook_event", "subscriptionType", "status", "object",
+    "Type", "Event", "EventType", "NotificationType", "detail-type", "notification_type", "notificationType",
+    "alert_type", "RecordType", "MessageType", "messageType", "message_type", "topic", "trigger", "action", "kind",
+    "MessageStatus", "CallStatus", "SmsStatus", "webhook_event", "webhook_code", "subscriptionType", "status", "object",
 )  # fmt: skip
-# The members in which the event is, if it is not beside them: Mailgun, PagerDuty, forms with JSON
-INNER = "event-data", "event", "payload", "data"
+# The members in which the event is, if it is not beside them: Mailgun, PagerDuty, forms with JSON, Trello
+INNER = "event-data", "event", "payload", "data", "action"
+SAME = {"notification_event"}  # of each event of Intercom, whose topic says more
 GITLAB = "x-gitlab-event-uuid"
 # The header fields with the id of a delivery, which is the same when it is sent again, each from its sender's
 # documentation. A field that some use for the id of a subscription or of a thing is none of them
@@ -66,11 +67,13 @@ ID_FIELDS = (
     "webhook-id", "svix-id", "x-github-delivery", "x-gitea-delivery", "x-forgejo-delivery", "x-gogs-delivery",
     "x-shopify-webhook-id", "i-twilio-idempotency-token", GITLAB, "x-amz-sns-message-id", "x-wc-webhook-delivery-id",
     "linear-delivery", "x-request-uuid", "x-atlassian-webhook-identifier", "twitch-eventsub-message-id",
-    "kick-event-message-id", "x-amz-firehose-request-id", "x-todoist-delivery-id", "paypal-transmission-id", "ce-id",
+    "kick-event-message-id", "x-amz-firehose-request-id", "x-todoist-delivery-id", "paypal-transmission-id",
+    "x-razorpay-event-id", "x-messagesystems-batch-id", "ce-id",
 )  # fmt: skip
 ID_FIELD = re.compile(r"x-[a-z0-9-]+-delivery(?:-id)?")  # of any other sender
 # The members that have it, of objects that have others: CloudEvents; Slack; SNS; Square; Typeform; Paddle; Telegram;
-# Event Grid; EventBridge; Discord; Mailgun; PagerDuty; Pub/Sub. Any `id` may be that of a thing, which has many events
+# Event Grid; EventBridge; Discord; Mailgun; PagerDuty; Pub/Sub; Okta; Notion. Any
+# other `id` may be that of a thing, which has many events
 ID_MEMBERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("specversion", "source"), ("id",)),
     (("api_app_id",), ("event_id",)),
@@ -85,11 +88,14 @@ ID_MEMBERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("event-data", "signature"), ("event-data", "id")),
     (("event",), ("event", "id")),
     (("subscription", "message"), ("message", "messageId")),
+    (("cloudEventsVersion",), ("eventId",)),
+    (("workspace_id", "subscription_id", "attempt_number"), ("id",)),
 )
 TIME_FIELDS = "ce-time", "webhook-timestamp", "svix-timestamp", "x-slack-request-timestamp", "x-timestamp"
 TIME_MEMBERS = (
     "time", "ts", "timestamp", "created_at", "createdAt", "created", "occurred_at", "event_time", "eventTime",
-    "triggered_at", "received_at", "Timestamp", "event_ts", "webhookTimestamp", "sentAt", "date",
+    "triggered_at", "happened_at", "occurredAt", "occur_at", "fired_at", "reported_at", "received_at", "create_time",
+    "createdDate", "Timestamp", "UtcTimestamp", "generatedDateTime", "event_ts", "webhookTimestamp", "sentAt", "date",
 )  # fmt: skip
 
 EMPTY = msgspec.Raw()
@@ -154,7 +160,7 @@ def hook_of(message: Message, limits: Limits) -> Hook:
         time=time_of(head, members),
         hook=readable(found[1]),
         path=readable((found[2] or "").strip("/")),
-        event=event_of(head, members),
+        event=event_of(head, members) or parameter(query, "event"),
         id=id_of(head, members),
         query=query or None,
         head=head,
@@ -259,7 +265,19 @@ def event_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
     if value := first_field(head, EVENT_FIELDS, EVENT_FIELD):
         return value
     found = first_text(members, EVENT_MEMBERS)
+    if found in SAME:
+        found = first_text(members, ("topic",)) or found
     return found or next(filter(None, (first_text(inner(members, name), EVENT_MEMBERS) for name in INNER)), None)
+
+
+def parameter(query: str, name: str) -> str | None:
+    """A parameter that says what a body does not, as ChirpStack's `event`."""
+    if f"{name}=" not in query:
+        return None
+    try:
+        return query_parameter(query.encode("latin-1"), name)[:MOST_TEXT].replace("\0", "\ufffd") or None
+    except Invalid:
+        return None
 
 
 def id_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:

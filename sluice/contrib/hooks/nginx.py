@@ -11,13 +11,25 @@ import re
 from collections.abc import Mapping
 
 from sluice.contrib.hooks.config import Hook, load
-from sluice.contrib.hooks.register import FASTLY
+from sluice.contrib.hooks.fields import DROPPED
+from sluice.contrib.hooks.register import FASTLY, PATH
 from sluice.http.routes import Route
 from sluice.parsers import AUTO
 from sluice.run.nginx import INCLUDES, contributed, expanded, indented, pattern_of, whole_head
 from sluice.settings import SettingError, Settings
 
 FILE = "hooks.conf"  # below $INGEST_HOME/etc
+# What no row keeps, the gateway need not parse: the heads of browsers and SDKs are half as long without it, and more of
+# them are equal. nginx needs the others for itself
+NGINX_OWN = {
+    "connection", "content-length", "expect", "host", "http2-settings", "keep-alive", "proxy-connection", "te",
+    "trailer", "transfer-encoding", "upgrade", "x-real-ip",
+}  # fmt: skip
+MORE = (
+    "sec-ch-ua", "sec-ch-ua-mobile", "sec-ch-ua-platform", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site",
+    "sec-fetch-user", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto",
+)  # fmt: skip
+SHORTER = "".join(f'proxy_set_header {name} "";\n' for name in sorted({*DROPPED, *MORE} - NGINX_OWN))
 LOCATION = """\
 location {where} {{
 {lines}}}
@@ -26,7 +38,10 @@ location {where} {{
 
 def files(s: Settings) -> dict[str, str]:
     """The files and lines for nginx."""
-    return {"server/hooks.conf": f"include {pattern_of(s.home / 'etc' / FILE)};\n"} if s.hooks else {}
+    found = {f"at {PATH}": SHORTER}
+    if s.hooks:
+        found["server/hooks.conf"] = f"include {pattern_of(s.home / 'etc' / FILE)};\n"
+    return found
 
 
 def secrets(s: Settings) -> dict[str, str]:
@@ -51,14 +66,14 @@ def location(hook: Hook, s: Settings, added: Mapping[str, str]) -> str:
     lines = f"client_max_body_size {hook.size or s.max_batch};\n"
     lines += "include includes/preflight/*.conf;\nif ($sluice_foreign) { return 403; }\n"
     if hook.scheme is None:
-        lines += "include includes/route/*.conf;\n" + whole_head(sender)
+        lines += "include includes/route/*.conf;\n" + SHORTER + whole_head(sender)
     else:
         lines += "include includes/open/*.conf;\n" + no_passwords(s)
         if s.given.get("INGEST_ALLOW", AUTO) == AUTO:  # the signature says who may send
             lines += "allow all;\n"
         lines += 'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
         lines += 'proxy_set_header X-Real-IP $remote_addr;\nproxy_set_header Sluice-Sender "";\n'
-        lines += "proxy_pass_request_headers on;\n"
+        lines += f"{SHORTER}proxy_pass_request_headers on;\n"
     lines += "proxy_next_upstream off;\nproxy_pass http://sluice_gateway;\n"
     return LOCATION.format(where=f'~ "^/hooks/{name}(?:/.*)?$"', lines=indented(lines))
 

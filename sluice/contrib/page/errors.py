@@ -1,6 +1,7 @@
-"""Show the last rejected requests: time, status, sender, path and reason, newest first.
+"""Show the last rejected requests: time, status, sender, path and reason, newest first; and unknown fields.
 
 The program `page` keeps the last hundred of each kind, a status with a reason. In a flood some are lost.
+Unknown fields are those of a sample of the bodies that no column has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from sluice.base import terminal
 from sluice.base.times import iso_instant
+from sluice.contrib.page.page import FILE as FIGURES
 from sluice.contrib.page.rejections import FILE
 from sluice.settings import Settings
 
@@ -41,4 +43,18 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         print(terminal.format_table(("time", *names), list(rows)[: arguments.limit], left=5))
     else:
         print("No request was rejected" + (" from there." if arguments.sender else "."))
+    if not arguments.json and not arguments.sender:
+        show_unknown_fields(s)
     return 0
+
+
+def show_unknown_fields(s: Settings) -> None:
+    """What the status page shows of them."""
+    try:
+        figures: dict[str, Any] = json.loads((s.home / "run" / FIGURES).read_text())
+    except (OSError, ValueError):
+        return
+    names = "stream", "field", "bodies", "examined"
+    if found := figures.get("unknown_fields"):
+        print()
+        print(terminal.format_table(names, ([row[name] for name in names] for row in found), left=2))

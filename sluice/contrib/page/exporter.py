@@ -119,6 +119,13 @@ def metric_families(figures: Reading) -> Iterator[Metric]:
     without = (([row["stream"], row["kind"]], row["messages"]) for row in figures["without_rows"])
     about = "Messages that are valid and have nothing to store."
     yield metric_family(COUNTER, "sluice_messages_without_rows", about, "stream kind", without)
+    unknown = contributed.get("unknown_fields", [])
+    examined = {(row["stream"],): row["examined"] for row in unknown}
+    fields = (([row["stream"], row["field"]], row["bodies"]) for row in unknown)
+    about = "Bodies whose fields were looked at, of streams in which one had an unknown field."
+    yield metric_family(COUNTER, "sluice_examined_bodies", about, "stream", examined.items())
+    about = "Of these, bodies with a field that no column has."
+    yield metric_family(COUNTER, "sluice_unknown_fields", about, "stream field", fields)
     for name, about, outcome, label in SENDERS:
         by_name = (([row["sender"], of], n) for row in contributed.get("senders", []) for of, n in row[outcome].items())
         yield metric_family(COUNTER, name, about, f"sender {label}", by_name)

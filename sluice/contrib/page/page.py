@@ -145,6 +145,7 @@ class Page:
             "views": views,
             "dead": self.dead(reading["dead_letters"]),
             "senders": senders,
+            "unknown_fields": contributed.get("unknown_fields", []),
             "turned_away": turned_away(reading["answered"], reading["refused"]),
             "hour": list(self.hour.rows),
         } | {"memory": memory, "disk": reading["disk"], "trouble": reading["trouble"]}

@@ -38,6 +38,7 @@ class Table:
     def __init__(self, stream: Stream) -> None:
         self.name = stream.name
         self.typed = stream.typed
+        self.more = stream.typed and len(stream.record.__struct_fields__) > 6
         self.columns = {"received_at": f"{STAMP} NOT NULL", "time": f"{STAMP} NOT NULL"}
         self.plain = plain_records(stream.record)
         self.encoded: list[int] = []  # positions of values that are sent as jsonb
@@ -60,6 +61,7 @@ class Table:
         """The records of bodies as rows for COPY, one at a time: they are never in memory together."""
         batch, senders = origin.batch, origin.senders
         plain, encoded, typed, nanoseconds = self.plain, self.encoded, self.typed, self.nanoseconds
+        extended = self.more
         column, sent = None, b""  # the last value that is JSON, which rows share that one point or line has made
         for body in bodies:
             seq, arrived = body.seq, body.received - Y2000
@@ -77,7 +79,9 @@ class Table:
                     if record.tags is not column:
                         column = record.tags
                         sent = b"\1" + encode(column)
-                    yield arrived, at, record.name, sent, record.field, number, record.type, text, *last
+                    # after those of a metric, JSON
+                    more = [value and b"\1" + encode(value) for value in astuple(record)[6:]] if extended else ()
+                    yield arrived, at, record.name, sent, record.field, number, record.type, *more, text, *last
                     continue
                 row = (arrived, at, *astuple(plain(record) if plain else record)[1:], *last)
                 if not encoded:

@@ -20,7 +20,7 @@ from proving.receiver import Post, Receiver, Reply, receiving
 from sluice.contrib.destinations.register import parse_rows
 from sluice.contrib.destinations.registry import open_destinations
 from sluice.contrib.forward import program, schedule
-from sluice.contrib.forward.destination import ENDED, Forward
+from sluice.contrib.forward.destination import ENDED, ORDERED, Forward, place_of
 from sluice.contrib.forward.program import Forwarder
 from sluice.contrib.forward.signing import key_of, signatures
 from sluice.store.questions import find_letters, find_unpublished
@@ -267,6 +267,29 @@ def test_rows_of_one_poll_are_posted_in_their_order_whatever_fails() -> None:
             numbers = [int(row["choice"]) for row in rows]
             assert numbers == sorted(numbers)
             assert set(numbers) == set(range(int(poll_[1]), 40, 3))
+
+
+def test_a_request_is_posted_in_order_or_in_parallel_as_the_line_of_its_hook_says() -> None:
+    """The gateway has noted the order in the head of the item; without that, INGEST_ROWS says it."""
+
+    def given(seq: int, hook: str, order: str) -> Any:
+        item = f"POST /hooks/{hook} HTTP/1.1\r\n{order and f'Sluice-Order: {order}'}\r\n\r\nSluice-Order: x\r\n"
+        row = Request(hook=hook, path="", query=None, head={}, body=str(seq), raw=None)
+        return body_with(seq, 0, item.encode(), row)
+
+    orders = {"a": "", "b": "hook", "c": "none"}
+    for option, ordered in ("#parallel=2", {"b"}), ("#order=hook&parallel=2", {"a", "b"}):
+        with receiving() as receiver, cell(receiver, option, "requests=") as one:
+            bodies = [given(seq, hook, orders[hook]) for seq, hook in enumerate("aabbcc", 1)]
+            one.store.persist(claim("requests", 6), bodies)
+            with one.store.transaction(read=True) as db:
+                places = [place_of(name) for (name,) in one.store.run(db, "SELECT name FROM batches_carried")]
+            lanes = {(bodies[place.seq - 1].records[0].hook, place.lane) for place in places if place}
+            assert {hook for hook, lane in lanes if lane.startswith(ORDERED)} == ordered
+            assert len(lanes) == 6 - len(ordered)  # those in an order share one
+            one.start()
+            one.wait_for(one.drained, "all are posted")
+            assert sorted(post.body for post in receiver.taken) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
 def test_a_row_is_held_until_the_bodies_before_it_are_stored() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,7 +16,8 @@ from sluice.contrib.hooks import gateway
 from sluice.contrib.hooks.hook import Hook, decode, key_of
 from sluice.contrib.hooks.register import PATH
 from sluice.http.endpoints import Endpoint, Endpoints
-from sluice.http.replies import Rejected
+from sluice.http.replies import Rejected, not_allowed
+from sluice.http.request import BODY_ONLY
 from sluice.routes import ROUTES
 from sluice.streams.record import Limits
 
@@ -104,3 +106,62 @@ def test_a_field_that_only_the_gateway_writes_is_not_taken_from_a_client() -> No
     endpoint = endpoint_of()
     item = endpoint.read(environ_of(Sent("", "/hooks/a", {"Sluice-Within": "300"}, "{}", {})), endpoint)
     assert b"Sluice-Within" not in item
+
+
+def test_a_405_names_the_methods_that_a_hook_takes() -> None:
+    endpoint = endpoint_of()
+    reply = not_allowed(endpoint.allowed)
+    methods = dict(reply.headers)["Allow"].split(", ")
+    assert methods == ["GET", "HEAD", "OPTIONS", "POST", "PUT"]
+    assert {*methods} == endpoint.taken | endpoint.methods.keys()
+    assert b"accepts only GET, HEAD, OPTIONS, POST and PUT." in b"".join(reply.chunks)
+
+
+def test_the_order_of_a_line_is_in_its_items(tmp_path: Path) -> None:
+    file = tmp_path / "hooks"
+    file.touch(0o600)
+    file.write_text("a order=hook\n* order=none\n")
+    endpoint = endpoint_of(INGEST_HOOKS=str(file))
+    for name, noted in ("a", b"\r\nSluice-Order: hook\r\n"), ("b", b"\r\nSluice-Order: none\r\n"):
+        sent = Sent("", f"/hooks/{name}", {"Sluice-Order": "forged"}, "{}", {})
+        item = endpoint.read(environ_of(sent), endpoint)
+        assert noted in item and b"forged" not in item
+        assert decode(item, Limits()).records[0].head == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lines", ["", "a by content within 5m order=hook\n", "a scheme=token secret=t field=X-T\n"])
+def test_heads_of_one_shape_give_the_items_that_they_give_alone(lines: str, tmp_path: Path) -> None:
+    """They share an environ; those that are equal have one of their own (sluice/fastlane/grammar.py)."""
+    file = tmp_path / "hooks"
+    file.touch(0o600)
+    file.write_text(lines)
+    endpoint = endpoint_of(**{"INGEST_HOOKS": str(file)} if lines else {})
+
+    def environ(number: int, body: bytes, query: str = "") -> dict[str, Any]:
+        fields = {
+            "Host": "a.example",
+            "X-T": "t",
+            "X-GitHub-Delivery": f"d{number}",
+            "User-Agent": "a",
+            "Accept": "*/*",
+        }
+        sent = Sent("", f"/hooks/a{query}", fields, body, {})
+        head = "\r\n".join([f"POST {sent.path} HTTP/1.1", *(f"{n}: {v}" for n, v in fields.items()), "", ""])
+        return environ_of(sent) | {"fastlane.head": head.encode(), "fastlane.plain": BODY_ONLY}
+
+    shared = environ(0, b"{}")
+    challenge = b'{"type":"url_verification","challenge":"c"}'
+    for number, body, query in (
+        *((n, b'{"n":%d}' % n, "") for n in (0, 1, 1, 2)), (3, b"[]", "?x=1"), (4, b"{}", ""), (5, b"", ""),
+        (6, b"a" * (9 << 20), ""), (7, challenge, ""), (8, b'{"challenge":1}', ""),
+    ):  # fmt: skip
+        alone, again = environ(number, body, query), environ(number, body, query)
+        shared |= {name: alone[name] for name in alone if name != "wsgi.input"} | {"wsgi.input": io.BytesIO(body)}
+        found = []
+        for each in shared, again:
+            try:
+                found.append(endpoint.read(each, endpoint))
+            except Rejected as rejected:
+                found.append(rejected.args[0])
+        assert found[0] == found[1], number
+    assert (gateway.SHAPE in shared) == ("scheme" not in lines)

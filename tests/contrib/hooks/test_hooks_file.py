@@ -32,13 +32,14 @@ def test_each_word_of_a_line_says_something(tmp_path: Path) -> None:
     found = hooks_of(
         tmp_path,
         "# ours\n\ngithub\tscheme=github  secret=a#b secret=c size=25m answer=204\n"
-        "alerts by content within 5m answer=202:taken\n"
+        "alerts by content within 5m answer=202:taken order=none\n"
         "meta verify=v\nsms scheme=twilio secret=t url=https://a.example answer=200:<Response/>\n"
         "chat scheme=slack secret=s challenge=none\n* refused\n",
     )
     github, alerts, sms = (found.find(name) for name in ("github", "alerts", "sms"))
     assert (github.keys, github.size, github.answer) == ((b"a#b", b"c"), 25 << 20, NO_CONTENT)
     assert (alerts.within, alerts.answer and alerts.answer.chunks) == (300, (b"taken",))
+    assert (github.order, alerts.order) == (b"", b"none")
     assert sms.url == "https://a.example" and sms.answer and ("Content-Type", "text/xml") in sms.answer.headers
     assert (found.find("meta").challenges, found.find("meta").verify) == ({"meta"}, "v")
     assert found.find("chat").challenges == github.challenges == frozenset()
@@ -51,7 +52,7 @@ def test_each_word_of_a_line_says_something(tmp_path: Path) -> None:
     [
         ("a/b size=1m", "begins with no name of letters, digits and . _ ~ -"),
         ("a colour=red", "has the word colour; there are scheme=, secret=, field=, parameter=, url=, size=, answer=, "
-                         "challenge=, verify=, refused, and by content within 5m"),
+                         "challenge=, verify=, order=, refused, and by content within 5m"),
         ("a scheme=md5 secret=x", "has the scheme md5; there are "),
         ("a scheme=github", "has scheme= without secret="),
         ("a secret=x", "has secret= without scheme="),
@@ -62,9 +63,11 @@ def test_each_word_of_a_line_says_something(tmp_path: Path) -> None:
         ("a answer=500", "has an answer= that is no STATUS or STATUS:TEXT with a status from 200 to 204"),
         ("a challenge=x", "has the challenge x; there are none, "),
         ("a url=a.example", "has a url= that is no https://HOST"),
+        ("a order=path", "has the order path; there are hook, none"),
         ("a by content within 2d", "has a content that is the same for more than a day"),
         ("a size=1m size=2m", "has size= twice"),
-        ("* scheme=github secret=x", "is of all other names; it can have answer, challenge, size and refused only"),
+        ("* scheme=github secret=x", "is of all other names; it can have answer, challenge, order, size and "
+                                     "refused only"),
         ("b", "is a second one of b"),
     ],
 )  # fmt: skip

@@ -1,6 +1,9 @@
 """Take the screenshots of the status page in docs/: a private installation runs three minutes, with a stopped worker.
 
-PYTHONPATH=. .venv/bin/python tests/contrib/page/screenshots.py
+The browser comes through nginx with TLS and the prefix /ingest/, as docs/BEHIND-A-PROXY.md has it, and opens the rows
+of a stream.
+
+PYTHONPATH=.:tests .venv/bin/python tests/contrib/page/screenshots.py
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from proving.harness import ROOT, Server, get, installation, post, short_tmp
+from support.proxy_recipes import nginx, started
 
 SECONDS = 200
 STOPPED = range(90, 125)  # seconds in which the worker is stopped, so that a backlog builds up
@@ -51,8 +57,31 @@ def traffic(up: Server, stop: threading.Event) -> None:
             break
 
 
+def certificate(tmp: Path) -> Path:
+    """A certificate for localhost with its key, which the browser does not know."""
+    ask = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    file = tmp / "both.pem"
+    subprocess.run(["openssl", *ask.split(), "-out", file, "-keyout", file], check=True, capture_output=True)
+    return file
+
+
+def take(page: Page, file: str, height: str) -> None:
+    """The page down to `height`, an expression; WebP takes a third of PNG's bytes."""
+    how: dict[str, Any] = {"format": "webp", "quality": 70, "captureBeyondViewport": True}
+    width = page.evaluate("innerWidth")
+    how["clip"] = {"x": 0, "y": 0, "width": width, "height": page.evaluate(height), "scale": 1}
+    taken = page.context.new_cdp_session(page).send("Page.captureScreenshot", how)
+    (ROOT / "docs" / file).write_bytes(base64.b64decode(taken["data"]))
+
+
 def main() -> None:
-    with short_tmp() as tmp, installation(tmp) as up, sync_playwright() as playwright:
+    with (
+        short_tmp() as tmp,
+        short_tmp() as before,
+        installation(tmp, started()) as up,
+        nginx(before, up.port, certificate(before)) as port,
+        sync_playwright() as playwright,
+    ):
         stop = threading.Event()
         thread = threading.Thread(target=traffic, args=(up, stop))
         thread.start()
@@ -64,23 +93,17 @@ def main() -> None:
                     viewport={"width": width, "height": height},
                     color_scheme=scheme,
                     device_scale_factor=1.5 if name == "phone" else 1,
+                    ignore_https_errors=True,
                 )
-                page.goto(f"http://localhost:{up.port}/status")
+                page.goto(f"https://localhost:{port}/ingest/status")
                 page.click("form button")
                 page.wait_for_selector("#steps li:has-text('Stored'), #steps li:has-text('Processed')")
-                # the whole page; WebP takes a third of PNG's bytes
-                how: dict[str, Any] = {"format": "webp", "quality": 80, "captureBeyondViewport": True}
-                if name == "desktop":
-                    how["clip"] = {"x": 0, "y": 0, "width": width, "height": page.evaluate(HEIGHT), "scale": 1}
-                taken = page.context.new_cdp_session(page).send("Page.captureScreenshot", how)
-                (ROOT / f"docs/status-{name}-{scheme}.webp").write_bytes(base64.b64decode(taken["data"]))
-                if (name, scheme) == ("desktop", "light"):  # of README.md: the top, with the rows of a stream
-                    page.click("#ledger button:text-is('votes')")
-                    page.wait_for_selector("#rows tbody tr")
-                    how["clip"]["height"] = page.evaluate(ROWS)
-                    taken = page.context.new_cdp_session(page).send("Page.captureScreenshot", how)
-                    (ROOT / "docs/status.webp").write_bytes(base64.b64decode(taken["data"]))
-                    page.close()
+                page.click("#ledger button:text-is('votes')")
+                page.wait_for_selector("#rows tbody tr")
+                take(page, f"status-{name}-{scheme}.webp", HEIGHT)
+                if (name, scheme) == ("desktop", "light"):  # of README.md
+                    take(page, "status.webp", ROWS)
+                page.close()
         browser.close()
         stop.set()
         thread.join()

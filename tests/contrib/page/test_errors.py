@@ -54,7 +54,7 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
         assert send(up.port, f"POST /votes HTTP/1.1\r\n{KEY}X: y") == 400
         assert send(up.port, f'POST /votes HTTP/1.1\r\n{KEY}Idempotency-Key: "', b"x") == 400
         assert send(up.port, f"POST /nowhere HTTP/1.1\r\n{KEY}X: y", b"x") == 404
-        assert send(up.port, f"GET /gps HTTP/1.1\r\n{KEY}X: y") == 405
+        assert send(up.port, f"GET /owntracks HTTP/1.1\r\n{KEY}X: y") == 405
         assert request(up.port, b"nonsense\r\n\r\n")[0] == 400
         # no such request passes nginx, as far as is known; the gateway's own parser rejects it
         for fields, status in ("Content-Length: s3cret", 400), ("X: " + "s3cret" * 20_000, 431):
@@ -83,7 +83,7 @@ def test_each_rejected_request_is_listed_with_its_reason(tmp: Path) -> None:
             (400, "", "malformed HTTP", "127.0.0.1"),
             (400, "/votes", "The request has neither a body nor a query string", ""),
             (404, "/nowhere", "There is no stream at this path", "127.0.0.1"),
-            (405, "/gps", "This path accepts only POST", ""),
+            (405, "/owntracks", "This path accepts only POST", "127.0.0.1"),
             (400, "/votes", "The request is not well-formed HTTP", "10.1.2.3"),
             (431, "/votes", "The header fields are too long", "10.1.2.3"),
             (503, "/votes", "Redis does not answer", ""),

@@ -189,7 +189,9 @@ def test_a_dead_letter_is_shown_with_its_reason_and_as_text_only(page: Page, up:
 def test_a_rejected_test_event_is_shown_with_its_reason(page: Page) -> None:
     page.route("**/votes", lambda route: route.continue_(method="PUT"))
     page.click("form button")
-    expect(page.locator("#steps li")).to_contain_text("Rejected: 405 Method Not Allowed. This path accepts only POST.")
+    expect(page.locator("#steps li")).to_contain_text(
+        "Rejected: 405 Method Not Allowed. This path accepts only GET and POST."
+    )
 
 
 def test_rejected_requests_are_listed_as_text(page: Page, up: Server) -> None:

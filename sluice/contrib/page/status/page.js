@@ -288,6 +288,11 @@ function views() {
   ]));
 }
 
+function unknownFields() {
+  $("#unknown").hidden = !shown.unknown_fields.length;
+  table("#unknown table", shown.unknown_fields.map(({ stream, field, bodies: n, examined }) => [field, stream, number(n), number(examined)]));
+}
+
 // --- dead letters --------------------------------------------------------------------------------------------------
 
 function when(text) {
@@ -576,6 +581,7 @@ async function look() {
   cells();
   senders();
   views();
+  unknownFields();
   letters();
   paths();
   for (const chart of charts) chart.draw();
