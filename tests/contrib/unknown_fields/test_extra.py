@@ -13,7 +13,7 @@ from sluice import Limits, Record, Stream, nanoseconds, settings, stream
 from sluice.contrib.unknown_fields.extra import extend_streams, keep_extra
 from sluice.spool.claim import Claim
 from sluice.store.registry import open_store
-from sluice.store.types import Body
+from sluice.store.types import Body, Origin
 from sluice.streams.built_in import STREAMS, load_streams
 from support.folders import needs
 
@@ -174,6 +174,6 @@ def test_postgres_gets_the_column_of_a_typed_stream() -> None:
     known = kept("metrics")
     table = Table(known)
     for body, value in (b'{"name":"a","value":1,"unit":"C"}', b'\1{"unit":"C"}'), (b'{"name":"a","value":1}', None):
-        (record,) = known.decode(body, LIMITS).records
-        row = dict(zip(table.columns, table.row(1, 1, AT, record), strict=True))
+        (sent,) = table.rows(Origin(1, {}), [Body.of(1, AT, body, known.decode(body, LIMITS))])
+        row = dict(zip(table.columns, sent, strict=True))
         assert (row["extra"], row["type"], row["text"], row["batch"]) == (value, "integer", None, 1)
