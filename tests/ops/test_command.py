@@ -98,7 +98,7 @@ def test_the_help_of_a_verb_ends_with_its_exit_statuses(verb: str, tmp: Path) ->
 
 def test_the_json_of_status_has_the_documented_keys(tmp: Path) -> None:
     found = json.loads(sluice(tmp, "status", "--json")[1])
-    assert list(found) == ["streams", "trouble"]
+    assert list(found) == ["streams", "trouble", "notes"]
     waiting = ["unpublished", "unpublished_seconds", "unpublished_reason", "error", "keys_seconds"]
     keys = ["stream", *STATES, "purged", "expired", "deleted", "oldest_seconds", "decoder", *waiting]
     assert STATES == ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")

@@ -211,6 +211,17 @@ def telegraf_tags_of_many_fields(size: int) -> bytes:
     return filled(b'{"metrics":[', point, b"]}", size)
 
 
+@bomb("/metrics")
+def sensor_logger_readings_of_a_long_device(size: int) -> bytes:
+    reading = b'{"name":"a","values":{"x":1,"y":2}}'
+    return filled(b'{"deviceId":"%b","payload":[' % text(size), reading, b"]}", size)
+
+
+@bomb("/metrics")
+def sensor_logger_readings_that_are_invalid(size: int) -> bytes:
+    return filled(b'{"deviceId":"%b","payload":[' % text(size), b"{}", b"]}", size)
+
+
 @bomb("/api/v1/write", PROTOBUF, SNAPPY)
 def prometheus_labels_of_many_samples(size: int) -> bytes:
     name = encode_field(1, encode_field(1, b"__name__") + encode_field(2, b"m"))

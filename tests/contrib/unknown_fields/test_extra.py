@@ -174,6 +174,6 @@ def test_postgres_gets_the_column_of_a_typed_stream() -> None:
     known = kept("metrics")
     table = Table(known)
     for body, value in (b'{"name":"a","value":1,"unit":"C"}', b'\1{"unit":"C"}'), (b'{"name":"a","value":1}', None):
-        (sent,) = table.rows(Origin(1, {}), [Body.of(1, AT, body, known.decode(body, LIMITS))])
-        row = dict(zip(table.columns, sent, strict=True))
+        (values,) = table.rows(Origin(1, {}), [Body.of(1, AT, body, known.decode(body, LIMITS))])
+        row = dict(zip(table.columns, values, strict=True))
         assert (row["extra"], row["type"], row["text"], row["batch"]) == (value, "integer", None, 1)

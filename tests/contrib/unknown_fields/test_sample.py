@@ -41,7 +41,7 @@ BODIES: list[tuple[str, bytes, Sequence[str] | None]] = [
     ("votes", b"poll=p&choice=c&why=so", ["why"]),
     ("votes", HEAD + b"\r\n" + VOTE, ["why"]),
     ("votes", HEAD + b"Content-Encoding: deflate\r\n\r\n" + zlib.compress(VOTE), ["why"]),
-    ("votes", gzip.compress(VOTE), ["why"]),
+    ("votes", gzip.compress(VOTE, mtime=0), ["why"]),
     ("gps", b'{"device":"a","lat":1,"lon":2,"speed":0,"fix":"3d"}', ["fix"]),
     ("metrics", b'{"name":"a","value":1,"field":"value","tags":{"a":"b"},"unit":"C"}', ["unit"]),
     ("logs", b'{"message":"m","a":1}', ()),
