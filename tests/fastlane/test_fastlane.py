@@ -732,7 +732,7 @@ def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> 
         for path in "/", "/release":  # the first one shows that all requests of the others are read
             other.send(plain(b"x", path))
             assert other.answer()[2] == b"plain"
-        poll(lambda: descriptors(worker) == before)
+        poll(lambda: descriptors(worker) <= before)  # less, if a client of an earlier test was still open
     assert odd.worker() == worker
     assert "Error in the loop" not in odd.server.said()
 
