@@ -279,7 +279,9 @@ def multipart(data: bytes) -> None:
     """Forms of browsers, as the body itself and as a field and a file of one."""
     head = b"POST /any HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=b\r\n\r\n"
     field = b'--b\r\nContent-Disposition: form-data; name="message"%b\r\n\r\n%b\r\n'
-    for body in data, field % (b"", data) + field % (b'; filename="a"', data) + b"--b--\r\n":
+    # what begins as JSON is taken for it, whatever the head says; a part of it may not begin so
+    plain = () if data.startswith((b"{", b"[")) else (data,)
+    for body in *plain, field % (b"", data) + field % (b'; filename="a"', data) + b"--b--\r\n":
         for name in "logs", "votes":
             promises(STREAMS[name], head + body)
 
