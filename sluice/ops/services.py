@@ -1,8 +1,8 @@
-"""Run everything as services of systemd, now and at every boot; as root.
+"""Run everything as services of systemd; as root.
 
-It sets up nginx, Redis, gateway, workers and the other programs, each in a sandbox and as the user `sluice`. INGEST_
-variables before the command become its settings, in /etc/default/sluice. Run it again after a change of them, and after
-an upgrade. In a checkout this is bin/provision services.
+They start now and at every boot. It sets up nginx, Redis, gateway, workers and the other programs, each in a sandbox
+and as the user `sluice`. INGEST_ variables before the command become its settings, in /etc/default/sluice. Run it again
+after a change of them, and after an upgrade. In a checkout this is bin/provision services.
 """
 
 from __future__ import annotations

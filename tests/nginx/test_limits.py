@@ -484,7 +484,7 @@ def bytes_in_a_claim(site: Site) -> str:
     largest = max(claims(site, vote(1_000_000), 20))
     assert largest <= 5
     peak = max(memory(site, "worker", "VmHWM")) // 1000
-    assert peak < 100
+    assert peak < 120  # 100 for rows; the objects of a body with half a million of them take more
     return f"20 bodies of 1 MB: at most {largest} in a claim; the worker's peak after all of the above: {peak} MB"
 
 

@@ -1,7 +1,7 @@
-"""Show the last rejected requests: time, status, sender, path and reason, newest first; and unknown fields.
+"""Show the last rejected requests, newest first, and unknown fields.
 
-The program `page` keeps the last hundred of each kind, a status with a reason. In a flood some are lost.
-Unknown fields are those of a sample of the bodies that no column has.
+Of a request it shows time, status, sender, path and reason. The program `page` keeps the last hundred of each kind, a
+status with a reason. In a flood some are lost. Unknown fields are those of a sample of the bodies that no column has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List the views with their keys, memory, lag and reads; compare them with the database, or rebuild them.
+"""List the views, compare them with the database, or rebuild them.
 
 views                   the list; reads since the views' Redis was started; hits: of the
                         answers 200 and 404, the share of 200

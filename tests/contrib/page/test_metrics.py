@@ -177,6 +177,7 @@ def test_the_dashboard_and_the_rules_query_only_metrics_that_exist(up: Server, t
     there = {name[0] for name in poll(lambda: scraped(up))}
     there |= {f"sluice_{name}_total" for name in ("refused_bodies", "messages_without_rows")}  # none so far
     there |= {f"sluice_sender_{name}_total" for name in ("bodies", "rejections")}  # no key has a name
+    there |= {f"sluice_{name}_total" for name in ("examined_bodies", "unknown_fields")}  # none so far
     asked = " ".join(queries) + RULES
     assert (
         set(NAME.findall(re.sub(r"stream:\w+:rate1m", "", asked))) <= there
