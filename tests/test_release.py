@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -61,7 +62,11 @@ def checkout(tmp: Path) -> Path:
 
 def release(checkout: Path, version: str = VERSION) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [checkout / "bin/release", "--no-proof", version], capture_output=True, text=True, timeout=120
+        [checkout / "bin/release", "--no-proof", version],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"BASE": ""},
     )
 
 
