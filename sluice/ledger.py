@@ -25,8 +25,8 @@ from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process, open_inspector
 from sluice.spool.snapshot import Snapshot
+from sluice.store.cell_store import open_cell_store
 from sluice.store.expiry import kept_seconds
-from sluice.store.own import open_own
 from sluice.store.questions import count_reasons, find_unpublished
 from sluice.store.registry import check_store
 from sluice.store.store import Store
@@ -310,7 +310,7 @@ class Observer:
     def ask_store(self, question: Callable[[Store[Any]], T], trouble: list[str]) -> T | None:
         """The answer of the database; None, with a line in `trouble`, if it is unavailable."""
         try:
-            self.store = self.store or open_own(self.settings, self.streams)
+            self.store = self.store or open_cell_store(self.settings, self.streams)
             return question(self.store)
         except settings.SettingError as error:
             trouble.append(str(error))

@@ -13,7 +13,7 @@ from sluice import parsers
 from sluice.base import terminal
 from sluice.settings import Settings
 from sluice.store import copies
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    open_own(s, {}).close()
+    open_cell_store(s, {}).close()
     try:
         copies.backup_store(s.store, arguments.file, terminal.progress)
     except (copies.CannotCopy, OSError) as error:

@@ -16,7 +16,7 @@ from sluice import ledger
 from sluice.base import terminal
 from sluice.settings import SettingError, Settings
 from sluice.spool.claim import Claim
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 from sluice.store.registry import open_destinations
 from sluice.store.retries import retry_conflicts
 from sluice.store.store import Store
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     if not terminal.confirmed(arguments, f"{name}: bury {bodies} claimed bodies?"):
         return 1
     streams = load_streams(s)
-    store = open_own(s, streams, row_destinations=open_destinations(s, streams))
+    store = open_cell_store(s, streams, row_destinations=open_destinations(s, streams))
     deadline = time.monotonic() + PATIENCE_SECONDS
     for claim, received, item in inspector.claimed(name, arguments.seq):
         body = Body(claim.first, received, item, (), (Reject(item, REASON, True),))

@@ -17,7 +17,7 @@ from sluice.base.terminal import printable
 from sluice.base.times import iso_instant
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 from sluice.store.questions import DeadLetter
 from sluice.streams.built_in import load_streams
 from sluice.streams.message import after_head
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_own(s, streams)
+    store = open_cell_store(s, streams)
     matching = DeadLetters(store, arguments.where, arguments.stream)
     counts = matching.reasons()
     if not counts:

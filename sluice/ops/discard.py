@@ -15,7 +15,7 @@ from sluice import dead_letters
 from sluice.base import terminal
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 from sluice.store.retries import retry_conflicts
 from sluice.streams.built_in import load_streams
 
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_own(s, streams)
+    store = open_cell_store(s, streams)
     letters = DeadLetters(store, arguments.where or ANSWERED, arguments.stream)
     counts = letters.reasons()
     if not counts:

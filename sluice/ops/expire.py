@@ -16,8 +16,8 @@ from sluice.base import terminal
 from sluice.base.times import format_age, uptime_seconds
 from sluice.parsers import DEAD
 from sluice.settings import Settings
+from sluice.store.cell_store import open_cell_store
 from sluice.store.expiry import longest_kept
-from sluice.store.own import open_own
 from sluice.store.questions import count_overdue
 from sluice.store.registry import open_destinations
 from sluice.store.retries import retry_conflicts
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
-    store = open_own(s, streams, keep=s.keep, row_destinations=open_destinations(s, streams))
+    store = open_cell_store(s, streams, keep=s.keep, row_destinations=open_destinations(s, streams))
     ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")

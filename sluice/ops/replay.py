@@ -28,8 +28,8 @@ from sluice.base import terminal
 from sluice.base.terminal import printable
 from sluice.dead_letters import DeadLetters, require_stream
 from sluice.settings import Settings
+from sluice.store.cell_store import open_cell_store
 from sluice.store.decoding import failed_decoding
-from sluice.store.own import open_own
 from sluice.store.questions import DeadLetter
 from sluice.store.registry import open_destinations
 from sluice.store.replay import Replayed, replay_letters
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     dry = arguments.dry_run
     total = Replayed(0, 0, 0, Counter(), 0)
     undecodable: Counter[str] = Counter()
-    store = open_own(s, streams, row_destinations=open_destinations(s, streams))
+    store = open_cell_store(s, streams, row_destinations=open_destinations(s, streams))
     letters = DeadLetters(store, arguments.where, arguments.stream)
     counts = letters.reasons()
     if not counts:

@@ -15,7 +15,7 @@ from sluice.base import terminal
 from sluice.ledger import Observer
 from sluice.settings import Settings
 from sluice.store import copies, database_identity
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 from sluice.store.registry import open_store
 from sluice.store.types import Unavailable
 
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
     with contextlib.suppress(Unavailable):  # there is none yet
-        open_own(s, {}).close()
+        open_cell_store(s, {}).close()
     try:
         copies.restore_store(s.store, arguments.file, arguments.replace, terminal.progress)
     except (copies.CannotCopy, OSError) as error:

@@ -13,7 +13,7 @@ from sluice.base.terminal import cut_text, printable
 from sluice.base.times import iso_instant
 from sluice.dead_letters import HEAD_BYTES, body_excerpt, require_stream
 from sluice.settings import Settings
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 from sluice.store.questions import find_last_letters
 from sluice.streams.built_in import load_streams
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     stream, streams = arguments.stream, load_streams(s)
     require_stream(stream, streams)
     width = WHOLE if arguments.full or arguments.json else CHARACTERS
-    store = open_own(s, streams)
+    store = open_cell_store(s, streams)
     columns, rows = store.last_rows(stream, arguments.limit, width + 1)
     letters = find_last_letters(store, stream, arguments.limit, HEAD_BYTES + 4 * width)
     store.close()

@@ -18,7 +18,7 @@ from sluice.base.times import format_age
 from sluice.ledger import Cell, Observer, StreamRow, cell_complaints, cell_sums, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import transaction_limits
-from sluice.store.own import open_own
+from sluice.store.cell_store import open_cell_store
 from sluice.store.questions import forget_cell
 
 
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     observer = Observer(s)
     if arguments.forget is not None:
-        if not forget_cell(open_own(s, observer.streams), arguments.forget):
+        if not forget_cell(open_cell_store(s, observer.streams), arguments.forget):
             raise SettingError(f"there is no cell {arguments.forget!r} in this database.")
         return 0
     trouble: list[str] = []

@@ -184,7 +184,7 @@ def test_no_verb_opens_a_database_without_asking_whose_it_is() -> None:
         ROOT / "sluice/ledger.py",
     ]
     opening = {path.name for path in modules if "open_store(" in path.read_text()}
-    asking = {path.stem for path in modules if "open_own(" in path.read_text()}
+    asking = {path.stem for path in modules if "open_cell_store(" in path.read_text()}
     assert opening == {"restore.py"}
     assert asking >= {"dead", "replay", "discard", "bury", "expire", "status", "backup", "restore", "ledger"}
 

@@ -18,7 +18,7 @@ from sluice.contrib.postgres.table import STAMP, Table
 from sluice.contrib.postgres.tables import run_sql
 from sluice.run.up import connected
 from sluice.settings import SettingError, Settings
-from sluice.store.own import require_own
+from sluice.store.cell_store import require_cell_store
 from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.tables import TABLES
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         return 1
     streams = load_streams(s)
     with contextlib.closing(open_store(f"sqlite:///{arguments.file}", streams, make=False)) as source:
-        require_own(source, s.home)
+        require_cell_store(source, s.home)
         target = open_store(s.store, streams, keep=s.keep)
     with (
         contextlib.closing(source),

@@ -13,18 +13,18 @@ from sluice.store.store import Store
 from sluice.streams.registry import Stream
 
 
-def open_own(s: Settings, streams: Mapping[str, Stream], **more: Any) -> Store[Any]:
-    """The store of a cell, for a verb: `open_store` without `make`. Raises: as that, and as `require_own`."""
+def open_cell_store(s: Settings, streams: Mapping[str, Stream], **more: Any) -> Store[Any]:
+    """The store of a cell, for a verb: `open_store` without `make`. Raises: as that, and as `require_cell_store`."""
     store = open_store(s.store, dict(streams), make=False, **more)
     try:
-        require_own(store, s.home)
+        require_cell_store(store, s.home)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def require_own(store: Store[Any], home: Path) -> None:
+def require_cell_store(store: Store[Any], home: Path) -> None:
     """Raises: SettingError if this is not the database of the cell; Unavailable."""
     if known := noted_identity(home):
         with store.transaction(read=True) as db:
