@@ -107,16 +107,16 @@ class Budget:
         self.packed -= len(content)
         if grows:
             self.room += GROWTH * len(content)
-        self.look(content)
+        self.count_nested(content)
         return content
 
-    def look(self, text: bytes) -> None:
+    def count_nested(self, text: bytes) -> None:
         """Find out, before a text is split, whether the objects and arrays of its parts have to be paid for."""
         self.unread -= len(text)
         if self.unread < 0 <= self.nested:
             self.nested -= text.count(b"{") + text.count(b"[")
 
-    def hold(self, part: bytes) -> None:
+    def charge_nested(self, part: bytes) -> None:
         """Pay for the objects and arrays of a part that is decoded."""
         self.left -= (part.count(b"{") + part.count(b"[")) // NESTED
 

@@ -85,7 +85,7 @@ class Decoder:
 
     def decode_body(self, body: bytes, message: Message | None, budget: Budget) -> Decoded:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
-        budget.look(body)
+        budget.count_nested(body)
         try:
             opener = message and next((each[2] for each in body_openers() if is_opened(message, *each[:2])), "")
             results = load(opener)(self, body, message, budget) if opener else self.contents(body, message, budget)
@@ -362,7 +362,7 @@ def decode_parts(
             return
         try:
             if budget.nested < 0:
-                budget.hold(part)
+                budget.charge_nested(part)
             yield from decode(part)
         except Empty as empty:
             yield empty

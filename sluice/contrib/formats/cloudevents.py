@@ -51,7 +51,7 @@ class EventDecoder(JsonDecoder):
             data = msgspec.json.decode(data, type=str).encode()
         if not data:
             raise Invalid("CloudEvent without data")
-        budget.look(data)
+        budget.count_nested(data)
         record = self.build(self.read(data))
         if record.time is None and event.time:
             record = msgspec.structs.replace(record, time=nanoseconds(event.time))

@@ -38,9 +38,9 @@ def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budge
         if data.startswith(compressed_beginnings()):  # as CloudWatch's
             data = budget.inflate(data)
         else:
-            budget.look(data)
+            budget.count_nested(data)
         if budget.nested < 0:
-            budget.hold(data)
+            budget.charge_nested(data)
         return decoder.contents(data, message, budget)
 
     return decode_parts(bodies.split_elements(records, budget), one, budget, b'{"records":[', b"]}")
