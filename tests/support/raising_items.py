@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import pytest
 
 from sluice import settings
 from sluice.base import background
+
+PAUSES = 1000
 
 
 class Over(BaseException):
@@ -46,7 +49,12 @@ Loop = Callable[[Odd, pytest.MonkeyPatch], None]
 def goes_on(item: Loop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Check that a loop goes on after an item that raises, and ends with Over."""
     odd = Odd()
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    pauses = itertools.count()
+
+    def pause(_: float) -> None:
+        assert next(pauses) < PAUSES, "the loop never asks the item"
+
+    monkeypatch.setattr(time, "sleep", pause)
     monkeypatch.setattr(settings, "load_settings", lambda: SimpleNamespace(home=tmp_path, workers=1))
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(background, "give_way", lambda: None)  # this process has signals and a priority of its own
