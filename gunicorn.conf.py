@@ -78,7 +78,7 @@ def post_worker_init(worker):
 
         def turn():
             while True:
-                watchdog.turn()
+                watchdog.report_alive()
                 gevent.sleep(watchdog.every)
 
         gevent.spawn(turn)

@@ -43,7 +43,7 @@ class PostAnswer:
         if group.refused is not None and endpoint.stream in group.refused:
             reply = replies.unavailable(*group.refused[endpoint.stream])
             tell(reply, endpoint.path)  # the environ is not kept for this
-            return iter(start_answer(endpoint.error(reply), endpoint.path, self.start_response))
+            return iter(start_answer(endpoint.error_reply(reply), endpoint.path, self.start_response))
         reply = endpoint.reply
         endpoint.acknowledged.n += 1
         self.start_response(reply.status, reply.headers)
@@ -52,7 +52,7 @@ class PostAnswer:
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """PEP 3333: append the body to its stream's list, and answer once it is there."""
-    endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.find(environ)
+    endpoint = PLAIN.get(environ["PATH_INFO"]) or ENDPOINTS.find_endpoint(environ)
     if endpoint is None:
         return answer_probe(environ, start_response)
     if environ["REQUEST_METHOD"] != "POST" and environ["REQUEST_METHOD"] not in endpoint.taken:
@@ -60,7 +60,7 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     try:
         item = endpoint.read(environ, endpoint)
     except Rejected as rejected:
-        reply = endpoint.error(rejected.args[0])
+        reply = endpoint.error_reply(rejected.args[0])
         if reply is not endpoint.reply and reply.status >= "3":  # a challenge is answered, and has no effect
             tell(rejected.args[0], endpoint.path, environ)
         return start_answer(reply, endpoint.path, start_response)
@@ -82,7 +82,7 @@ def answer_method(environ: dict[str, Any], endpoint: Endpoint, start_response: C
 
 def plainness(environ: dict[str, Any], has_query: bool) -> object:
     """What a head need not be asked; see `request.plainness`."""
-    endpoint = ENDPOINTS.find(environ)
+    endpoint = ENDPOINTS.find_endpoint(environ)
     return request.plainness(environ, has_query, endpoint) if endpoint else ""
 
 
@@ -106,7 +106,7 @@ def answer_probe(environ: dict[str, Any], start_response: Callable[..., Any]) ->
 def unready_reply() -> Reply | None:
     """The 503 of a gateway that is draining, or whose Redis takes no writes; None: it is ready."""
     is_draining = os.path.exists(DRAINING)
-    reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.ready()
+    reason = "This cell is draining; bin/sluice undrain puts it back." if is_draining else INLET.unready_reason()
     return replies.unavailable(reason, 1) if reason else None
 
 
@@ -133,7 +133,7 @@ def count_malformed(status: int, detail: str, begin: bytes) -> None:
 
 def tick_second() -> None:
     """Once a second: report the counts; look at the disk; while CLOSING exists, let replies close connections."""
-    INLET.report()
+    INLET.report_counts()
     if SETTINGS.has_own_redis:
         INLET.check_disk(SETTINGS.home / "redis")
     is_closing = os.path.exists(CLOSING)
@@ -146,6 +146,6 @@ PLAIN = ENDPOINTS.by_path
 PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": answer_healthz, "/readyz": answer_readyz}
 PROBES |= {path: entry.load() for path, entry in registry.declared_entries("probes").items()}
 app.fastlane = Options(  # type: ignore[attr-defined]
-    SETTINGS.max_body, tick_second, True, ENDPOINTS.wanted(), plainness, count_malformed
+    SETTINGS.max_body, tick_second, True, ENDPOINTS.wanted_fields(), plainness, count_malformed
 )
-atexit.register(INLET.report, last=True)
+atexit.register(INLET.report_counts, last=True)

@@ -91,10 +91,10 @@ class StreamState:
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
 
-    def held(self) -> list[Claim]:
+    def held_claims(self) -> list[Claim]:
         """The claims whose leases are to be kept: the one in progress, and the next one. For another thread."""
         prefetched = self.prefetched
-        return [claim for claim in (self.claim, prefetched.known() if prefetched else None) if claim]
+        return [claim for claim in (self.claim, prefetched.arrived_claim() if prefetched else None) if claim]
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -153,7 +153,7 @@ class Worker:
         backoff = BACKOFF_SECONDS[0]
         watchdog = daemon.Watchdog()
         while not self.stopping:
-            watchdog.turn()
+            watchdog.report_alive()
             try:
                 held = any(state.claim for state in self.states)
                 work = self.outlet.has_work([state.stream.name for state in self.states])
@@ -161,7 +161,7 @@ class Worker:
                 for state, some in sorted(zip(self.states, work), key=lambda each: (each[0].slow, each[0].began)):
                     if (some or state.claim) and not self.stopping:
                         busy |= self.try_step(state)
-                        watchdog.turn()
+                        watchdog.report_alive()
                         if state.slow:
                             busy = True
                             break
@@ -315,7 +315,7 @@ class Worker:
         try:
             if self.store is None:
                 self.store = self.connect()
-            items = self.outlet.items(claim)
+            items = self.outlet.read_items(claim)
             if claim.deliveries > 1:
                 items = unstored(self.store, claim, items)
             # the spool executes the next claim while these bodies are stored; before, they would have waited for it
@@ -368,14 +368,14 @@ class Worker:
             return decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
         reject = Reject(items[0], reason, True)
         return Group(
-            [Body(claim.first, claim.received(claim.first)[0], items[0], (), (reject,))], claim.first + 1, Counter()
+            [Body(claim.first, claim.arrival_of(claim.first)[0], items[0], (), (reject,))], claim.first + 1, Counter()
         )
 
     @contextlib.contextmanager
     def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:
         """Count an attempt to store one body alone, as long as it lasts; why it is buried after ATTEMPTS, or ""."""
         name, reason = state.stream.name, ""
-        ended = self.outlet.attempt(claim) - 1
+        ended = self.outlet.count_attempt(claim) - 1
         if ended >= ATTEMPTS:
             log.error("%s: claim %s has ended %d workers: its first body is buried", name, claim.id, ALONE - 1 + ended)
             reason = DEADLY
@@ -384,7 +384,7 @@ class Worker:
         try:
             yield reason
         finally:
-            self.outlet.attempt(claim, -1)
+            self.outlet.count_attempt(claim, -1)
 
     def prefetch(self, state: StreamState, claim: Claim) -> None:
         """Request the next claim while this one is stored.
@@ -403,10 +403,10 @@ class Worker:
         """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread."""
         while not self.stopping:
             with contextlib.suppress(Exception):  # the main loop logs it; if a lease ends, another worker claims
-                held = [claim for state in self.states for claim in state.held()]
+                held = [claim for state in self.states for claim in state.held_claims()]
                 for claim in held:
                     self.outlet.renew(claim)
-                self.outlet.report(held, {state.stream.name: state.error for state in self.states if state.error})
+                self.outlet.report_state(held, {state.stream.name: state.error for state in self.states if state.error})
             time.sleep(RENEW_SECONDS)
 
     def release(self) -> None:
@@ -416,7 +416,7 @@ class Worker:
                 for claim in state.claim, state.prefetched() if state.prefetched else None:
                     if claim:
                         self.outlet.renew(claim, 0)
-            self.outlet.report()
+            self.outlet.report_state()
         self.outlet.close()
 
     def log_change(self, subject: str, why: str | None) -> None:
@@ -430,7 +430,7 @@ def unstored(store: Store[Any], claim: Claim, items: Sequence[bytes]) -> list[by
     """The items of a claim, empty where the database has the body: an operator may have buried what ends workers."""
     rest = [*items]
     with store.transaction(read=True) as db:
-        ranges = store.stored(db, claim)
+        ranges = store.stored_ranges(db, claim)
     for first, last in ranges:
         for at in range(max(0, first - claim.first), min(last + 1 - claim.first, len(rest))):
             rest[at] = b""
@@ -441,17 +441,17 @@ def worker_chores(
     streams: Mapping[str, Stream], keep: Keep, row_destinations: RowDestinations | None
 ) -> Iterator[Chore]:
     """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
-    yield Chore("folding of batches", lambda store: store.fold(), FOLD_SECONDS)
+    yield Chore("folding of batches", lambda store: store.fold_batches(), FOLD_SECONDS)
     for more in registry.load_hooks("chores"):
         yield from more(row_destinations)
     # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
     keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
-    yield Chore("deleting old keys", keys.step, keys.pause())
+    yield Chore("deleting old keys", keys.step, keys.pause_seconds())
     for name in (*streams, DEAD):
-        age = keep.of(name)
+        age = keep.for_stream(name)
         if age is not None:
             expiry = Expiry(name, age)
-            yield Chore(f"deleting old rows of {name}", expiry.step, expiry.pause())
+            yield Chore(f"deleting old rows of {name}", expiry.step, expiry.pause_seconds())
 
 
 def main(arguments: list[str]) -> int:

@@ -33,7 +33,7 @@ from sluice.spool.errors import SPOOL_ERRORS
 from sluice.store.types import Unavailable
 
 T = TypeVar("T")
-KEYS = Keys.of(STREAM)
+KEYS = Keys.for_stream(STREAM)
 OWN_VIEWS, OWN_RECORDS, OWN_ROUTES = "proving.views", "proving.records", "proving.routes"
 CRUMBS_DEAD = "SELECT count(*) FROM dead_letters WHERE stream = 'crumbs'"  # the stream of OWN_RECORDS
 AGE = 5  # seconds until a log is deleted
@@ -64,7 +64,7 @@ def load_views(s: settings.Settings) -> dict[str, Any]:
 
 def destination_url(s: settings.Settings) -> str | None:
     """Where the rows of the drill go; None: into a table of the database."""
-    url: str | None = s.rows.of(STREAM) if "destinations" in contributions() else None
+    url: str | None = s.rows.for_stream(STREAM) if "destinations" in contributions() else None
     return url
 
 
@@ -98,7 +98,9 @@ class Site:
         self.lists = [self.redis]
         self.views_redis = connect.connect_client(str(self.home / SCRATCH_SOCKET), 30)
         self.views = load_views(self.settings)  # none: no client reads, and only the faults of writing are injected
-        self.logs = private and self.settings.keep.of("logs") is not None  # the drill posts logs, deleted by age
+        self.logs = (
+            private and self.settings.keep.for_stream("logs") is not None
+        )  # the drill posts logs, deleted by age
         # to which the drill posts
         self.streams = (STREAM, *(("gps", "votes") if self.views else ()), *(("logs",) if self.logs else ()))
         self.cleared = 0.0  # when a wrong clock may have made every log too old, by time.time()
@@ -200,12 +202,12 @@ class Site:
 
     def claims(self, stream: str = STREAM) -> list[str]:
         """The open claims of a stream."""
-        found: Any = self.redis.zrange(Keys.of(stream).claims, 0, -1)
+        found: Any = self.redis.zrange(Keys.for_stream(stream).claims, 0, -1)
         return [name.decode() for name in found]
 
     def waiting(self) -> int:
         """READY bodies plus open claims."""
-        keys = [Keys.of(stream) for stream in self.streams]
+        keys = [Keys.for_stream(stream) for stream in self.streams]
         found: Any = [each.llen(one.ready) + each.zcard(one.claims) for each in self.lists for one in keys]
         return sum(found)
 
@@ -217,7 +219,7 @@ class Site:
 
     def taken(self, stream: str) -> int:
         """The bodies of a stream that were ever claimed."""
-        taken: Any = [each.get(Keys.of(stream).taken) for each in self.lists]
+        taken: Any = [each.get(Keys.for_stream(stream).taken) for each in self.lists]
         return sum(int(found or 0) for found in taken)
 
     def command(self, *words: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:

@@ -123,15 +123,15 @@ def stream_balance(snapshot: Snapshot | None, ledger: Ledger | None) -> Balance:
 def stream_ledger(store: Store[Any], stream: str, snapshot: Snapshot | None, cell: str) -> Ledger:
     """The database's counts of a stream, for the bodies that were accepted at the time of the snapshot."""
     if snapshot and snapshot.partitions is not None:
-        bodies, ahead, lost = snapshot.partitions.count(store, stream)
-        return store.ledger(stream)._replace(bodies=bodies, earlier=lost, ahead=ahead)
-    return store.ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
+        bodies, ahead, lost = snapshot.partitions.count_bodies(store, stream)
+        return store.read_ledger(stream)._replace(bodies=bodies, earlier=lost, ahead=ahead)
+    return store.read_ledger(stream, snapshot.history if snapshot else (), cell, snapshot.claims if snapshot else None)
 
 
 def shared_settings(streams: Mapping[str, Stream], keep: Keep, row_destinations: RowDestinations) -> Shared:
     """Raises: Unavailable."""
     return {
-        "keep": {name: keep.of(name) for name in (*streams, DEAD)},
+        "keep": {name: keep.for_stream(name) for name in (*streams, DEAD)},
         "unique": {name: stream.rule.seconds for name, stream in streams.items() if stream.rule},
         "rows": dict(row_destinations.addresses()),
     }
@@ -177,12 +177,12 @@ class Publisher:
             if self.name != asked:
                 log.info("this is the cell %s, as its list says, not %s", self.name, asked)
             with store.transaction(read=True) as db:
-                identity = store.identity(db)
+                identity = store.read_identity(db)
             if self.snapshots.name_store(identity) not in ("", identity):
                 log.warning(OTHER_STORE)
             if self.home:
                 database_identity.note_identity(self.home, identity)
-        known = next((cell for cell in store.cells() if cell.cell == self.name), None)
+        known = next((cell for cell in store.read_cells() if cell.cell == self.name), None)
         theirs = set(known.figures.get("epochs", ())) if known else set[str]()
         # figures of another list may be those of another installation, which is not given a turn
         ours = self.epochs is not None and (not theirs or not theirs.isdisjoint(self.epochs))
@@ -190,8 +190,8 @@ class Publisher:
             self.due = began + EVERY_SECONDS - known.seconds
             return
         streams, epochs, confirmed, lists = list[StreamBalance](), list[Epoch](), True, set[str]()
-        for stream in sorted(self.streams | self.snapshots.streams()):
-            snapshot = self.snapshots.snapshot(stream, self.replicas if confirmed else 0)
+        for stream in sorted(self.streams | self.snapshots.list_streams()):
+            snapshot = self.snapshots.take_snapshot(stream, self.replicas if confirmed else 0)
             confirmed &= snapshot.confirmed
             lists |= {past.epoch for past in snapshot.history}
             if snapshot.partitions:

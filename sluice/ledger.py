@@ -247,7 +247,7 @@ class Observer:
 
     def cells(self, trouble: list[str]) -> list[Cell] | None:
         """The cells that store in this database, by name; None, with a line in `trouble`, if it is unavailable."""
-        published = self.ask_store(lambda store: store.cells(), trouble)
+        published = self.ask_store(lambda store: store.read_cells(), trouble)
         if published is None:
             return None
         return [
@@ -296,8 +296,8 @@ class Observer:
 
     def snapshots(self) -> dict[str, Snapshot]:
         """The state of every stream in the spool. Raises: one of SPOOL_ERRORS."""
-        self.cell = self.spool.cell(self.cell)
-        return {name: self.spool.snapshot(name) for name in self.names | self.spool.streams()}
+        self.cell = self.spool.read_cell(self.cell)
+        return {name: self.spool.take_snapshot(name) for name in self.names | self.spool.list_streams()}
 
     def ask_spool(self, question: Callable[[], T], trouble: list[str]) -> T | None:
         """The answer of the spool; None, with a line in `trouble`, if it is unavailable."""
@@ -397,7 +397,7 @@ def disk_bytes(places: Sequence[Path]) -> Disk | None:
 def stored_through(snapshot: Snapshot, ledger: Ledger) -> int:
     """The number of the last body before which each accepted one is in the database, counted as `accepted` is."""
     claims = snapshot.claims.items()
-    held = (Claim.of("", claim, bodies).first for claim, bodies in claims if ledger.persisted[claim] < bodies)
+    held = (Claim.from_id("", claim, bodies).first for claim, bodies in claims if ledger.persisted[claim] < bodies)
     return min(held, default=snapshot.taken + 1) - 1 + ledger.earlier
 
 
@@ -449,7 +449,7 @@ def stream_inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
     opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
     opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}
-    if stream not in names and stream not in (names := names | opened.streams()):
+    if stream not in names and stream not in (names := names | opened.list_streams()):
         raise settings.SettingError(
             f"there is no stream {stream!r}; there are {', '.join(map(terminal.printable, sorted(names)))}."
         )

@@ -42,7 +42,7 @@ class ByStream(Generic[T]):
     rest: T
     streams: dict[str, T]
 
-    def of(self, stream: str) -> T:
+    def for_stream(self, stream: str) -> T:
         return self.streams.get(stream, self.rest)
 
     def values(self) -> list[T]:

@@ -42,9 +42,9 @@ class Entry:
         try:
             return load_target(self.target)
         except ImportError as error:
-            raise self.lacks(error) from error
+            raise self.import_failure(error) from error
 
-    def lacks(self, error: ImportError) -> Exception:
+    def import_failure(self, error: ImportError) -> Exception:
         """The exception for a failed import: NotInstalled, if a library is missing that the extra installs."""
         if not self.extra or (error.name or "").partition(".")[0] == "sluice":
             return error

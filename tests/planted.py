@@ -239,7 +239,7 @@ FAULTS = {
     ),
     "keys-replay": Fault(
         "keys' window", "a replayed body leaves its keys to its copy in the same batch", "sluice/store/replay.py",
-        "                keys.leave()", "                pass",
+        "                keys.leave_keys()", "                pass",
         (KEY + "of_two_copies_that_are_dead_in_one_batch_a_replay_stores_one",),
     ),
     "keys-copies": Fault(
@@ -320,7 +320,7 @@ FAULTS = {
     ),
     "retention-letters": Fault(
         "retention", "a body with two dead letters expires twice", BOOKS,
-        'if not self.run(db, "SELECT 1 FROM dead_letters WHERE stream = ? AND batch = ? AND seq = ?", body):',
+        'if not self.run_sql(db, "SELECT 1 FROM dead_letters WHERE stream = ? AND batch = ? AND seq = ?", body):',
         "if True:",
         (ON_SQLITE + "a_body_whose_letters_two_workers_delete_is_counted",),
     ),
@@ -395,7 +395,7 @@ FAULTS = {
     "group-open": Fault(
         "group order", "bodies are added to a group that is being sent", INLET,
         "            with self.entry:\n                self.open = Group()\n            try:\n"
-        "                self.push(group)",
+        "                self.push_group(group)",
         "            try:\n                self.push(group)\n                self.open = Group()",
         (SPOOL + "no_body_is_added_to_a_batch_that_is_being_sent",),
     ),
@@ -444,8 +444,8 @@ FAULTS = {
     ),
     "folding-final": Fault(
         "folding of batches", "batches are folded while a lower id can still appear", STORE,
-        "if not self.run(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):",
-        "if not self.run(db, self.ALONE)[0][0]:",
+        "if not self.run_sql(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):",
+        "if not self.run_sql(db, self.ALONE)[0][0]:",
         (FOLLOW + "a_batch_is_folded_when_no_lower_id_can_appear",),
     ),
     # partitions

@@ -23,7 +23,7 @@ from support.folders import has
 
 pytestmark = pytest.mark.nightly
 
-VOTES = Keys.of("votes")
+VOTES = Keys.for_stream("votes")
 HOUR, YEAR = 3600, 365 * 86_400
 # each of them from where the one before has led; on PyPy, the programs that keep clocks are the same
 STEPS = {"cpython": (HOUR, -HOUR, YEAR, -YEAR), "pypy": (YEAR, -YEAR)}
@@ -81,7 +81,7 @@ def keeps_its_promises(up: Server, clock: Clock, count: int, at: int) -> None:
     assert post(up.port, "/gps", b'{"device":"bike","lat":1,"lon":2,"time":"%bZ"}' % second)[0] == 200
     assert post(up.port, "/votes", b"bad %d" % count)[0] == 200
     poll(lambda: [rows(up, table) for table in TABLES] == [count] * 3, what="all is stored once, and nothing expires")
-    poll(lambda: not any(spool.zcard(keys.claims) for keys in (VOTES, Keys.of("gps"))), what="it is settled")
+    poll(lambda: not any(spool.zcard(keys.claims) for keys in (VOTES, Keys.for_stream("gps"))), what="it is settled")
     if has("views"):
         follows(up, second, count)
     assert get(up.port, "/readyz")[0] == 200

@@ -113,7 +113,7 @@ def test_the_health_checks_are_documented():
 def test_the_redis_keys_are_those_of_the_contract():
     documented = {re.sub("<id>|PID", "", name) for name in table(SPOOL, "key")}
     own = contract.COUNTS, contract.ERRORS, contract.LAYOUT_KEY, contract.CELL, contract.STORE, contract.PROBED
-    assert documented == {*contract.Keys.of("s"), *own}
+    assert documented == {*contract.Keys.for_stream("s"), *own}
 
 
 def test_the_verbs_of_the_contract_are_append_commit_and_the_scripts():

@@ -26,7 +26,7 @@ from support.operator_verbs import sluice, status
 pytestmark = pytest.mark.contract
 
 LIMITS = registry.body_limits(settings.load_settings({}))
-KEYS = Keys.of("items")
+KEYS = Keys.for_stream("items")
 # CPU_SECONDS: enough for what a worker does here, and short for a test
 BURST = """
 import sys, worker
@@ -82,7 +82,7 @@ STREAMS = {"items": Stream("items", Item, decode)}
 
 def push(server: Server, stream: str, *bodies: bytes) -> None:
     with client.Redis(unix_socket_path=str(server.socket)) as db:
-        db.rpush(Keys.of(stream).ready, *bodies)
+        db.rpush(Keys.for_stream(stream).ready, *bodies)
 
 
 def burst(tmp: Path, expire: Server | None = None, verb: str = "") -> int:
@@ -110,7 +110,7 @@ def test_a_body_that_ends_every_worker_is_buried_and_the_others_are_stored(kind:
         statuses = [burst(tmp)] + [burst(tmp, server) for _ in range(6)]
         # two whole deliveries; two of each of the bodies alone; then nothing is left
         assert statuses == [-ends] * 6 + [1]
-        assert Inspector(str(server.socket)).snapshot("items").claims == {}
+        assert Inspector(str(server.socket)).take_snapshot("items").claims == {}
         with client.Redis(unix_socket_path=str(server.socket)) as db:
             assert not db.exists(KEYS.deliveries)
     assert ask(tmp, "SELECT text, seq FROM items ORDER BY seq") == [("a", 1), ("b", 2), ("c", 4), ("d", 6)]
@@ -201,9 +201,9 @@ def test_a_transaction_ends_between_two_bodies_and_the_other_streams_have_their_
         monkeypatch.setattr(ours, "step", step)
         ours.run(burst=True)
         assert stored == ["logs", "votes", "logs", "logs", "logs", "logs"]
-        assert Inspector(str(server.socket)).snapshot("logs")[:3] == (5, 0, {})
+        assert Inspector(str(server.socket)).take_snapshot("logs")[:3] == (5, 0, {})
     store = open_store(url, STREAMS)
-    assert store.ledger("logs").bodies == 5
+    assert store.read_ledger("logs").bodies == 5
     store.close()
 
 
@@ -226,7 +226,7 @@ def test_the_write_lock_of_sqlite_is_not_held_while_a_worker_waits_for_redis(tmp
         ours.run(burst=True)
         assert "LRANGE" in asked
     store = open_store(url, STREAMS)
-    assert store.ledger("votes").bodies == 40
+    assert store.read_ledger("votes").bodies == 40
     store.close()
 
 

@@ -299,8 +299,8 @@ def test_an_unnamed_cell_has_a_name_of_its_own_in_each_home() -> None:
 
 def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
     found = settings.load_settings({"INGEST_KEEP": "30d, gps=12h votes=90s,dead=10m"}).keep
-    assert [found.of(name) for name in ("logs", "gps", "votes", "dead")] == [30 * 86_400, 12 * 3600, 90, 600]
-    assert settings.load_settings({"INGEST_KEEP": "30d"}).keep.of("dead") is None
+    assert [found.for_stream(name) for name in ("logs", "gps", "votes", "dead")] == [30 * 86_400, 12 * 3600, 90, 600]
+    assert settings.load_settings({"INGEST_KEEP": "30d"}).keep.for_stream("dead") is None
     assert settings.load_settings({}).keep == FOREVER
 
 

@@ -128,7 +128,7 @@ def locked(tmp: Path) -> Iterator[None]:
 
 
 def claims(server: Server, stream: str = "votes") -> dict[str, int]:
-    return Inspector(str(server.socket)).snapshot(stream).claims
+    return Inspector(str(server.socket)).take_snapshot(stream).claims
 
 
 def create_database(tmp: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_worker_refuses_a_newer_layout_in_one_line_and_leaves_the_bodies(
         f"sluice: {place} has layout {known + 1}, and this version of Sluice knows only {known}: update Sluice\n",
     )
     raw(redis).set(LAYOUT_KEY, LAYOUT)
-    left = Inspector(str(redis.socket)).snapshot("votes")
+    left = Inspector(str(redis.socket)).take_snapshot("votes")
     assert left.ready + sum(left.claims.values()) == 2
 
 
@@ -460,8 +460,8 @@ def test_the_next_claim_is_requested_after_the_bodies_are_read_and_before_they_a
     open_claims: list[int] = []
 
     class Reader(Outlet):
-        def items(self, claim: Claim) -> list[bytes]:
-            found = super().items(claim)
+        def read_items(self, claim: Claim) -> list[bytes]:
+            found = super().read_items(claim)
             open_claims.append(len(claims(redis)))
             return found
 
@@ -516,7 +516,7 @@ def test_a_lost_reply_holds_up_no_later_renewal(tmp: Path, monkeypatch: pytest.M
         ours = Outlet(str(tmp / "redis.sock"))
 
         def renew() -> None:
-            for step in partial(ours.renew, Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600)])), ours.report:
+            for step in partial(ours.renew, Claim("votes", "spool:7:1", 7, 4, 0, [(6, 600)])), ours.report_state:
                 with contextlib.suppress(client.RedisError):
                     step()
 
@@ -580,7 +580,7 @@ def test_a_body_is_decoded_once_and_before_the_transaction_begins(redis: Server,
     url = f"sqlite:///{tmp}/ingest.db"
     with contextlib.closing(open_store(url, STREAMS)) as store, store.transaction() as db:
         sql = "CREATE TRIGGER t BEFORE INSERT ON votes WHEN new.choice = '3' BEGIN SELECT RAISE(ABORT, 'no'); END"
-        store.run(db, sql)
+        store.run_sql(db, sql)
     seen: list[tuple[bytes, bool]] = []
 
     def counted(item: bytes, limits: Limits) -> Decoded:
@@ -848,7 +848,7 @@ def test_a_key_that_is_not_as_it_should_be_delays_only_its_stream(tmp: Path, red
         poll(lambda: ask(tmp, "SELECT message FROM logs") == [("x",)])
 
 
-@pytest.mark.parametrize("broken", ["renew", "report", "has_work"])
+@pytest.mark.parametrize("broken", ["renew", "report_state", "has_work"])
 def test_no_error_ends_the_loop_or_the_renewal_of_leases(
     broken: str, tmp: Path, redis: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

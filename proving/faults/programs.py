@@ -194,7 +194,7 @@ def bomb(scene: Scene) -> str:
 def poison(scene: Scene) -> str:
     site, begun = scene.site, time.monotonic()
     before: int = wait(lambda: (site.store.number(CRUMBS_DEAD), True), 60, "the database answers")[0]
-    wait(lambda: site.redis.rpush(Keys.of("crumbs").ready, b"abort"), 60, "Redis answers")
+    wait(lambda: site.redis.rpush(Keys.for_stream("crumbs").ready, b"abort"), 60, "Redis answers")
     wait(lambda: site.store.number(CRUMBS_DEAD) > before, 180, "the body is buried")
     return f"buried after {time.monotonic() - begun:.1f} s"
 

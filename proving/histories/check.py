@@ -104,7 +104,7 @@ class Checks:
                     for name in STREAMS:
                         self.look(store, name, inspector)
                     with store.transaction(read=True) as db:
-                        for id, at in store.run(db, "SELECT id, persisted_at FROM batches"):
+                        for id, at in store.run_sql(db, "SELECT id, persisted_at FROM batches"):
                             self.batches.setdefault(id, (microseconds(at), self.world.seconds))
                 finally:
                     if store.db:
@@ -112,7 +112,7 @@ class Checks:
                     store.close()
 
     def look(self, store: Any, name: str, inspector: Inspector) -> dict[str, Any]:
-        snapshot = inspector.snapshot(name)
+        snapshot = inspector.take_snapshot(name)
         ledger = stream_ledger(store, name, snapshot, "cell")
         figures: dict[str, Any] = {**stream_balance(snapshot, ledger)}
         terms = {term: figures[term] for term in TERMS}

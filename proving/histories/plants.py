@@ -66,8 +66,8 @@ PLANTS = {
     ),
     "attempt-uncounted": Plant(
         "worker",
-        "        ended = self.outlet.attempt(claim) - 1\n",
-        "        ended = self.outlet.attempt(claim, 0) - 1\n",
+        "        ended = self.outlet.count_attempt(claim) - 1\n",
+        "        ended = self.outlet.count_attempt(claim, 0) - 1\n",
     ),
 }
 

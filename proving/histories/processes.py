@@ -139,7 +139,7 @@ class Cast:
         inlet = self.programs[process.name] = Inlet(LIST, 200)
         while True:
             self.world.sleep(2.0)
-            inlet.report()
+            inlet.report_counts()
 
     def run_worker(self, process: Process, life: Life) -> None:
         streams, keep = self.streams(process, life), self.keep(life)
@@ -217,7 +217,7 @@ class Cast:
 
     def purge(self, name: str) -> None:
         inspector = Inspector(LIST, 3.0)
-        seen = inspector.snapshot(name)
+        seen = inspector.take_snapshot(name)
         self.world.sleep(1.0)
         self.world.say(f"purge {name}: {inspector.purge(name, seen)}")
 

@@ -93,7 +93,7 @@ class Watchdog:
         self.every = int(os.environ.get("WATCHDOG_USEC") or 0) / 3e6  # seconds
         self.due = 0.0 if self.every else math.inf  # monotonic
 
-    def turn(self) -> None:
+    def report_alive(self) -> None:
         """Call this once per turn of the loop."""
         now = time.monotonic()
         if now >= self.due:

@@ -95,7 +95,7 @@ class Endpoint:
         answering.reply = reply
         return answering
 
-    def error(self, reply: Reply) -> Reply:
+    def error_reply(self, reply: Reply) -> Reply:
         """An error in the form that this path's clients expect."""
         if reply is replies.EMPTY and self.empty:
             return self.reply
@@ -131,7 +131,7 @@ class Endpoints:
     def __iter__(self) -> Iterator[Endpoint]:
         return chain(self.plain.values(), *self.rpc.values())
 
-    def find(self, environ: Mapping[str, Any]) -> Endpoint | None:
+    def find_endpoint(self, environ: Mapping[str, Any]) -> Endpoint | None:
         """The endpoint of a request; None: there is none."""
         path = without_slashes(environ["PATH_INFO"])
         if path in self.rpc:
@@ -149,7 +149,7 @@ class Endpoints:
                 return endpoint
         return None
 
-    def wanted(self) -> set[str]:
+    def wanted_fields(self) -> set[str]:
         """The names in environ of the header fields that are looked at."""
         return {key for endpoint in self for key, _ in endpoint.kept}
 

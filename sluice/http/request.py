@@ -68,7 +68,7 @@ class KeyedHead(NamedTuple):
     before: str
     fields: tuple[tuple[str, str], ...]
 
-    def made(self, environ: dict[str, Any]) -> bytes:
+    def encode_head(self, environ: dict[str, Any]) -> bytes:
         """The head of a request. Raises: Rejected if its key is malformed."""
         key: str = environ["HTTP_IDEMPOTENCY_KEY"]
         if not idempotency_key(key):
@@ -127,7 +127,7 @@ def read_item(environ: dict[str, Any], endpoint: Reading) -> bytes:
             name = environ[SENDER]
             begin = sender_heads.get(name) or sender_head(name)
         elif isinstance(plain, KeyedHead):
-            begin = plain.made(environ)
+            begin = plain.encode_head(environ)
         body: bytes = environ["wsgi.input"].read()
         if not 0 < len(body) <= max_body:
             raise Rejected(too_large(max_body) if body else EMPTY)

@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     store = open_cell_store(s, streams, keep=s.keep, row_destinations=open_destinations(s, streams))
-    ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.of(name)) is not None]
+    ages = [(name, age) for name in (*streams, DEAD) if (age := s.keep.for_stream(name)) is not None]
     if not ages:
         print("INGEST_KEEP keeps everything.")
     for name, own in ages:
@@ -49,13 +49,13 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         before = until = int((time.time() - age) * 1e6)
         if not arguments.catch_up:
             with store.transaction(read=True) as db:
-                done = store.get_horizon(db, name) or store.present(db) - age * 1_000_000
-            believed = (store.believed() or 0) + int((uptime_seconds() - age) * 1e6)
+                done = store.get_horizon(db, name) or store.safe_present(db) - age * 1_000_000
+            believed = (store.latest_boot() or 0) + int((uptime_seconds() - age) * 1e6)
             before = min(until, max(done + SLACK_SECONDS * 1_000_000, believed))
         table = "dead_letters" if name == DEAD else name
         old = count_overdue(store, table, before)
         if not arguments.dry_run:
-            step = retry_conflicts(store.expire_letters if name == DEAD else partial(store.expire, name))
+            step = retry_conflicts(store.expire_letters if name == DEAD else partial(store.expire_stream, name))
             began, more = time.monotonic(), old > 0
             while more:
                 more = step(before)

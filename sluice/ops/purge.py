@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.stream_inspector(arguments.stream, s, "purge")
     if arguments.missing:
         return write_off(arguments, s, inspector)
-    seen = inspector.snapshot(name)
+    seen = inspector.take_snapshot(name)
     if not seen.ready:
         print(f"{terminal.printable(name)}: no body is ready.")
         return 0

@@ -18,7 +18,7 @@ arguments = terminal.confirmed_arguments
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
     name, inspector = arguments.stream, ledger.stream_inspector(arguments.stream, s, "release")
-    claims = inspector.snapshot(name).claims
+    claims = inspector.take_snapshot(name).claims
     if not claims:
         print(f"{terminal.printable(name)}: no claim is open.")
         return 0

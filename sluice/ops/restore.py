@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         terminal.complain(terminal.system_reason(error) if isinstance(error, OSError) else error)
         return 1
     with contextlib.closing(open_store(s.store, {}, make=False)) as store, store.transaction(read=True) as db:
-        database_identity.note_identity(s.home, store.identity(db))  # a copy may be of another one
+        database_identity.note_identity(s.home, store.read_identity(db))  # a copy may be of another one
     print(f"restored {arguments.file}")
     ledger = observer.ledger()
     for name, row in ledger["streams"].items():

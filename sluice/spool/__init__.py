@@ -52,7 +52,7 @@ def contributed_class(spool: str, name: str) -> Any:
     try:
         return registry.load_target(f"{entry.target}.{name}")
     except ImportError as error:
-        lacks = entry.lacks(error)
+        lacks = entry.import_failure(error)
         if isinstance(lacks, registry.NotInstalled):
             lacks = registry.NotInstalled(f"INGEST_SPOOL={spool.partition('://')[0]}://… {lacks}")
         raise lacks from error

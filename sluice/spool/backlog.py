@@ -18,7 +18,7 @@ class Backlog:
 
     def __init__(self, stream: str, max_bodies: int = UNLIMITED, max_bytes: int = UNLIMITED) -> None:
         """max_bodies, max_bytes: READY bodies, and their bytes, beyond which new bodies are refused."""
-        keys = Keys.of(stream)
+        keys = Keys.for_stream(stream)
         self.max_bodies, self.max_bytes = max_bodies, max_bytes
         key = keys.ready.encode()
         self.bytes = Counter()  # of the accepted bodies
@@ -32,7 +32,7 @@ class Backlog:
         self.observed = 0.0  # seconds of backlog that the estimate is based on, up to RATE_WINDOW_SECONDS
         self.sample: tuple[float, int, int] | None = None  # the last mark: Redis's time (seconds), taken, ready
 
-    def update(self, taken: int, ready: int, microseconds: bytes, size: int) -> None:
+    def update_from_mark(self, taken: int, ready: int, microseconds: bytes, size: int) -> None:
         """Update length, size and rate from a mark's reply. size: bytes of the READY bodies."""
         now = int(microseconds) / 1e6
         if self.sample and now > self.sample[0]:
@@ -46,20 +46,20 @@ class Backlog:
         self.sample = now, taken, ready
         self.length, self.size = ready, size
 
-    def pushed(self, size: int) -> None:
+    def count_pushed(self, size: int) -> None:
         """Count bytes that are now on the list."""
         self.bytes.n += size
         self.size += size
         self.refused_bodies = 0
 
-    def excess(self) -> int:
+    def excess_bodies(self) -> int:
         """How many bodies must leave the list until it is below both limits, at their average size; 0: it is below."""
         bodies = self.length - self.max_bodies + 1
         if self.size:
             bodies = max(bodies, math.ceil((self.size - self.max_bytes + 1) * self.length / self.size))
         return max(0, bodies)
 
-    def refusal(self, excess: int, reason: str, at_least: float = 1.0) -> Refusal:
+    def make_refusal(self, excess: int, reason: str, at_least: float = 1.0) -> Refusal:
         """The refusal while `excess` bodies must leave the list first. If the workers take nothing, retry_after is the
         time for which this has been observed, and after RATE_WINDOW_SECONDS the maximum. at_least: seconds.
         """

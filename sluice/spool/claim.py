@@ -15,10 +15,10 @@ both may try to store it.
 
 A claim is held by a lease that its worker renews. When that ends, the next worker gets the same claim, with the same
 numbers and a higher count of deliveries; after two, its bodies are stored one by one. A part of a claim is a claim
-(`part`, `after`): what is stored is settled, and the rest keeps its lease.
+(`part`, `rest_from`): what is stored is settled, and the rest keeps its lease.
 
 When a body arrived is not stored with it either: now and then a gateway leaves a mark, a number with a time, and a
-body has that of the last mark at or before it (`received`).
+body has that of the last mark at or before it (`arrival_of`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Claim(NamedTuple):
     deliveries: int = 1
 
     @classmethod
-    def of(cls, stream: str, id: str, count: int) -> Claim:
+    def from_id(cls, stream: str, id: str, count: int) -> Claim:
         """A claim of which only the id and the number of bodies are known."""
         return cls(stream, id, int(id.split(":")[1]), count, 0, [])
 
@@ -75,11 +75,11 @@ class Claim(NamedTuple):
         at = self.id.rpartition(":")[2]
         return self._replace(id=f"{self.epoch}:{first}:{at}", first=first, count=end - first)
 
-    def after(self, end: int) -> Claim | None:
+    def rest_from(self, end: int) -> Claim | None:
         """The bodies from `end` on, as a claim of their own; None if there are none."""
         return self.part(end, self.end) if end < self.end else None
 
-    def received(self, seq: int) -> tuple[int, int]:
+    def arrival_of(self, seq: int) -> tuple[int, int]:
         """When the body with this sequence number arrived (microseconds since 1970, up to 100 ms early), and the first
         sequence number to which the next mark applies.
         """

@@ -41,7 +41,7 @@ class Keys(NamedTuple):
 
     @classmethod
     @cache
-    def of(cls, stream: str) -> Keys:
+    def for_stream(cls, stream: str) -> Keys:
         """The keys of a stream, all in one slot of a Redis Cluster."""
         base = "ingest:{%s}" % stream
         names = "taken", "claims", "marks", "purged", "epochs", "history", "deliveries", "claim:"

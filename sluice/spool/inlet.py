@@ -112,7 +112,7 @@ class Inlet:
             with self.entry:
                 self.open = Group()
             try:
-                self.push(group)
+                self.push_group(group)
             except (RedisError, OSError) as error:
                 self.disconnect(error)
                 self.refuse_all(group)
@@ -149,7 +149,7 @@ class Inlet:
                 log.debug("cannot connect: %s", error)
                 time.sleep(PAUSE_SECONDS)
 
-    def push(self, group: Group) -> None:
+    def push_group(self, group: Group) -> None:
         """One round trip: collect the commands, send all of them, read the replies in the same order."""
         now = time.monotonic()
         if self.away or self.closed:
@@ -215,10 +215,12 @@ class Inlet:
                 self.full_since = (self.full_since or now) if full else 0.0
                 reason = errors.REDIS_FULL if full else errors.REDIS_READ_ONLY % error
                 since = now - self.full_since if full else 0.0  # it may be another stream that fills it
-                self.refuse(group, stream, backlog.refusal(backlog.length // 20 + 1, reason, max(1.0, since)))
+                self.refuse_stream(
+                    group, stream, backlog.make_refusal(backlog.length // 20 + 1, reason, max(1.0, since))
+                )
                 return 0
             self.full_since = 0.0
-            backlog.pushed(sum(map(len, items)))
+            backlog.count_pushed(sum(map(len, items)))
             if stream in self.refusing:
                 self.log_change(stream, None)
             return len(items)
@@ -239,7 +241,7 @@ class Inlet:
         if not self.behind:
             self.log_change("replicas", None)
         for stream in group.items.keys() - (group.refused or {}).keys() if self.behind else ():
-            self.refuse(group, stream, Refusal(errors.REPLICAS_BEHIND % self.required, 1), "replicas")
+            self.refuse_stream(group, stream, Refusal(errors.REPLICAS_BEHIND % self.required, 1), "replicas")
         return 0
 
     def caught_up(self, group: Group) -> bool:
@@ -258,7 +260,7 @@ class Inlet:
             log.debug("counts not reported: %s", error)
         return 0
 
-    def report(self, last: bool = False) -> None:
+    def report_counts(self, last: bool = False) -> None:
         """Report the counts to Redis, if no commit has done so within REPORT_SECONDS. last: in any case."""
         with self.turn:
             now = time.monotonic()
@@ -276,15 +278,15 @@ class Inlet:
         """
         spare = disk.spare_bytes(place)
         with self.turn:
-            if spare < self.waiting() and not self.away:
+            if spare < self.waiting_bytes() and not self.away:
                 try:
                     for backlog in self.backlogs.values():
                         self.is_full(backlog, time.monotonic())  # what waited may have been taken
                 except (RedisError, OSError) as error:
                     self.disconnect(error)
-            self.closed = Refusal(errors.DISK_FULL, DISK_SECONDS) if spare < self.waiting() else None
+            self.closed = Refusal(errors.DISK_FULL, DISK_SECONDS) if spare < self.waiting_bytes() else None
 
-    def waiting(self) -> int:
+    def waiting_bytes(self) -> int:
         """The bytes of all READY bodies that this process knows of."""
         return sum(backlog.size for backlog in self.backlogs.values())
 
@@ -293,7 +295,7 @@ class Inlet:
         if now >= backlog.mark_due:
             self.redis.send_command(*backlog.mark)
             self.read_mark(backlog, now)
-        return backlog.excess() > 0
+        return backlog.excess_bodies() > 0
 
     def read_mark(self, backlog: Backlog, now: float) -> ResponseError | None:
         """Read a mark's reply; returns the error if Redis refused the mark.
@@ -301,14 +303,14 @@ class Inlet:
         now: when the mark was sent. The next one is due from then, because the reply may have waited for an fsync.
         """
         try:
-            backlog.update(*self.redis.read_response())
+            backlog.update_from_mark(*self.redis.read_response())
             backlog.mark_due = now + MARK_SECONDS
         except ResponseError as error:
             backlog.mark_due = AT_ONCE
             return error
         return None
 
-    def refuse(self, group: Group, stream: str, refusal: Refusal, subject: str = "", cause: str = "") -> None:
+    def refuse_stream(self, group: Group, stream: str, refusal: Refusal, subject: str = "", cause: str = "") -> None:
         """Refuse the bodies of one stream. subject: what the log calls it, unless by its name. cause: for the log."""
         if group.refused is None:
             group.refused = {}
@@ -320,16 +322,16 @@ class Inlet:
     def refuse_excess(self, group: Group, stream: str, backlog: Backlog) -> None:
         backlog.refused_bodies += len(group.items[stream])
         # the clients that other processes have refused come back, too
-        excess = backlog.excess() - 1 + backlog.refused_bodies * self.gateways
-        self.refuse(group, stream, backlog.refusal(excess, errors.BACKLOG_FULL))
+        excess = backlog.excess_bodies() - 1 + backlog.refused_bodies * self.gateways
+        self.refuse_stream(group, stream, backlog.make_refusal(excess, errors.BACKLOG_FULL))
 
     def refuse_all(self, group: Group) -> None:
         """Refuse a group without a reply: its bodies may or may not be on the list."""
         for stream in group.items:
             if self.closed:
-                self.refuse(group, stream, self.closed)
+                self.refuse_stream(group, stream, self.closed)
             else:
-                self.refuse(group, stream, Refusal(self.down, 1), cause=self.cause)
+                self.refuse_stream(group, stream, Refusal(self.down, 1), cause=self.cause)
 
     def log_change(self, subject: str, reason: str | None, cause: str = "") -> None:
         """Log one line when refusals start or their reason changes, and one when they end.
@@ -346,7 +348,7 @@ class Inlet:
             del self.refusing[subject]
             log.warning("%s: accepting bodies again", subject)
 
-    def ready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """None if Redis accepts writes and enough replicas confirm them, else the reason why not."""
         with self.turn:
             if self.away:
@@ -354,7 +356,7 @@ class Inlet:
             if time.monotonic() < self.probe_due:
                 return self.reason
             try:
-                self.reason = self.probe()
+                self.reason = self.probe_redis()
             except ResponseError as error:
                 self.reason = errors.REDIS_READ_ONLY % error
             except (RedisError, OSError) as error:
@@ -364,7 +366,7 @@ class Inlet:
             self.probe_due = time.monotonic() + PROBE_SECONDS
             return self.reason
 
-    def probe(self) -> str | None:
+    def probe_redis(self) -> str | None:
         """Write to Redis. Returns: None, or the reason why bodies would be refused. Raises: RedisError, OSError."""
         if self.closed:
             return self.closed.reason

@@ -89,7 +89,7 @@ class Inspector(Snapshots):
         """Read items without claiming them: the last sequence number of the stream, and (sequence number, state, item)
         of READY and CLAIMED ones from `first` on. At most `limit` of them, and no more after PEEK_BYTES.
         """
-        keys = Keys.of(stream)
+        keys = Keys.for_stream(stream)
         last, items = self.redis.eval(PEEK, 3, *keys[:3], keys.claim, first, limit, PEEK_BYTES)
         return last, [(seq, state.decode(), item) for seq, state, item in items]
 
@@ -124,29 +124,29 @@ class Inspector(Snapshots):
 
     def claimed(self, stream: str, seq: str | None = None) -> Iterator[tuple[Claim, int, bytes]]:
         """CLAIMED bodies, or the one with this sequence number: a claim of each alone, its arrival, its item."""
-        for id, count in self.snapshot(stream).claims.items():
-            claim = Claim.of(stream, id, count)
+        for id, count in self.take_snapshot(stream).claims.items():
+            claim = Claim.from_id(stream, id, count)
             for n, state, item in self.waiting(stream, claim.first, claim.count):
                 if state == "claimed" and claim.first <= n < claim.end and seq in (None, str(n)):
                     yield claim.part(n, n + 1), self.received(stream, n), item
 
     def received(self, stream: str, seq: int) -> int:
         """When a body arrived, or was claimed if no mark dates it: microseconds since 1970."""
-        at: Any = self.redis.zrevrangebyscore(Keys.of(stream).marks, seq, "-inf", start=0, num=1)
+        at: Any = self.redis.zrevrangebyscore(Keys.for_stream(stream).marks, seq, "-inf", start=0, num=1)
         return int(at[0].split(b":")[1]) if at else int(time.time() * 1e6)
 
     def purge(self, stream: str, seen: Snapshot) -> int:
         """Discard the READY bodies that a snapshot has counted; returns their number."""
-        keys, epoch = Keys.of(stream), seen.history[-1].epoch if seen.history else ""
+        keys, epoch = Keys.for_stream(stream), seen.history[-1].epoch if seen.history else ""
         return int(self.redis.eval(PURGE, 6, *keys[:5], keys.history, seen.taken + seen.ready, epoch))
 
     def write_off(self, stream: str, bodies: int) -> None:
         """Count bodies that are neither here nor in the database as purged."""
-        self.redis.incrby(Keys.of(stream).purged, bodies)
+        self.redis.incrby(Keys.for_stream(stream).purged, bodies)
 
     def release(self, stream: str) -> int:
         """End the leases of all open claims, so that they are claimed again; returns their number."""
-        keys = Keys.of(stream)
+        keys = Keys.for_stream(stream)
         claims: Any = self.redis.zrange(keys.claims, 0, -1)
         return sum(bool(self.redis.eval(contract.RENEW, 1, keys.claims, claim, 0)) for claim in claims)
 

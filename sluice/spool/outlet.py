@@ -1,7 +1,7 @@
 """The worker's side of the list: claim, read, renew, settle. Bodies leave Redis once they are in the database.
 
 Each claim is delivered until it is settled, so an item that ends every worker would come back for ever. Deliveries and
-attempts are counted in Redis, which outlives the workers; see `attempt`.
+attempts are counted in Redis, which outlives the workers; see `count_attempt`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Request:
                 self.found[0] = self.read()
             return self.found[0]
 
-    def known(self) -> Claim | None:
+    def arrived_claim(self) -> Claim | None:
         """The claim if its reply has come; for another thread. Raises: RedisError."""
         if not self.lock.acquire(blocking=False):
             return None
@@ -93,7 +93,7 @@ class Outlet:
         self, stream: str, max_bodies: int = MAX_BODIES, max_bytes: int = MAX_BYTES, lease: float = LEASE_SECONDS
     ) -> Request:
         """Send the command of `claim`."""
-        keys = Keys.of(stream)
+        keys = Keys.for_stream(stream)
         commands: list[tuple[Any, ...]] = [
             ("EVAL", contract.CLAIM, 7, *keys[:4], *keys[5:8], keys.claim, max_bodies, max_bytes, int(lease * 1000))
         ]
@@ -127,35 +127,35 @@ class Outlet:
             raise
         return Request(read_reply, lambda: bool(link.can_read(0)))
 
-    def items(self, claim: Claim) -> list[bytes]:
+    def read_items(self, claim: Claim) -> list[bytes]:
         """The first items in order: as many as fit into memory, mostly all. Raises: Lost."""
         count = claim.count
         if claim.size > 2 * MAX_BYTES:
             count = max(1, count * MAX_BYTES // claim.size)
         if claim.deliveries >= ALONE:
             count = min(count, ALONE_BODIES)
-        items: list[Any] = self.redis.lrange(Keys.of(claim.stream).claim + claim.id, 0, count - 1)
+        items: list[Any] = self.redis.lrange(Keys.for_stream(claim.stream).claim + claim.id, 0, count - 1)
         if len(items) != count:
             raise Lost(f"{claim.stream}: claim {claim.id} is gone from Redis")
         return items
 
-    def attempt(self, claim: Claim, change: int = 1) -> int:
+    def count_attempt(self, claim: Claim, change: int = 1) -> int:
         """Count an attempt to store the first body of a claim that is not stored, alone; -1: it has returned.
 
         Returns the attempts that have not returned, this one included: the others ended their worker.
         """
-        return int(self.redis.hincrby(Keys.of(claim.stream).deliveries, f"{claim.id} alone", change))
+        return int(self.redis.hincrby(Keys.for_stream(claim.stream).deliveries, f"{claim.id} alone", change))
 
     def renew(self, claim: Claim, lease: float = LEASE_SECONDS) -> bool:
         """Make the lease end in `lease` seconds; False if the claim no longer exists."""
-        keys = Keys.of(claim.stream)
+        keys = Keys.for_stream(claim.stream)
         return bool(self.renewing.eval(contract.RENEW, 1, keys.claims, claim.id, int(lease * 1000)))
 
     def settle(self, claim: Claim, end: int | None = None) -> Claim | None:
         """Delete the bodies of a claim up to the one before `end`, which are in the store, and the marks that are no
         longer needed. The rest, as a claim of its own; None if there is none, or if another worker has settled it.
         """
-        keys, rest = Keys.of(claim.stream), claim.after(end or claim.end)
+        keys, rest = Keys.for_stream(claim.stream), claim.rest_from(end or claim.end)
         arguments: list[str | int] = [rest.id, rest.first - claim.first] if rest else []
         where = keys.taken, keys.claims, keys.marks, keys.deliveries
         settled = self.redis.eval(contract.SETTLE, 4, *where, keys.claim, claim.id, *arguments)
@@ -163,7 +163,7 @@ class Outlet:
 
     def has_work(self, streams: list[str]) -> list[bool]:
         """Whether each stream has READY bodies or open claims. Not thread-safe. Raises: RedisError, NewerLayout."""
-        keys = [Keys.of(stream) for stream in streams]
+        keys = [Keys.for_stream(stream) for stream in streams]
         return [bool(n) for n in exchange(self.polling, [("EXISTS", each.ready, each.claims) for each in keys])]
 
     def has_more(self, stream: str) -> bool:
@@ -177,7 +177,7 @@ class Outlet:
     def close(self) -> None:
         """Nothing: the connections end with the process."""
 
-    def report(self, held: Iterable[Claim] = (), errors: Mapping[str, str] = NONE) -> None:
+    def report_state(self, held: Iterable[Claim] = (), errors: Mapping[str, str] = NONE) -> None:
         """Report to Redis that this worker is alive, which claims it holds, and its counts. Raises: RedisError.
 
         errors: stream -> why its bodies cannot be stored.

@@ -21,7 +21,7 @@ class Partitions(Protocol):
     def epochs(self) -> Set[str]:
         """Of all these lists."""
 
-    def count(self, store: Any, stream: str) -> tuple[int, int, int]:
+    def count_bodies(self, store: Any, stream: str) -> tuple[int, int, int]:
         """How many bodies the store has, how many of their numbers are not settled, and how many bodies have the number
         of another one, which the list has lost.
         """
@@ -57,13 +57,13 @@ class Snapshots:
     def __init__(self, address: str, timeout: float = contract.UNHURRIED_SECONDS) -> None:
         self.redis = connect_client(address, timeout, redis_connect_func=contract.read_layout)
 
-    def streams(self) -> set[str]:
+    def list_streams(self) -> set[str]:
         matches = (contract.STREAM.match(key) for key in self.redis.scan_iter(contract.PATTERN, count=1000))
         return {match[1].decode("utf-8", "replace") for match in matches if match}
 
-    def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
+    def take_snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
         """The state of a stream. replicas: number of replicas of Redis that are asked to confirm it, at least."""
-        keys = Keys.of(stream)
+        keys = Keys.for_stream(stream)
         pool = self.redis.connection_pool
         link: Any = pool.get_connection()
         commands: list[tuple[Any, ...]] = [("EVAL", contract.SNAPSHOT, 6, *keys[:5], keys.history, keys.claim)]
@@ -89,7 +89,7 @@ class Snapshots:
             confirmed=not confirmed or confirmed[-1] >= number,
         )
 
-    def cell(self, default: str) -> str:
+    def read_cell(self, default: str) -> str:
         name: Any = self.redis.get(contract.CELL)
         return (name or default.encode()).decode()
 
@@ -97,7 +97,7 @@ class Snapshots:
         """Name the cell whose list this is, and return its name. keep: a name that it has."""
         with contextlib.suppress(ResponseError):  # a full Redis
             self.redis.set(contract.CELL, name, nx=keep)
-        return self.cell(name)
+        return self.read_cell(name)
 
     def name_store(self, identity: str) -> str:
         """Note which database has what is stored from now on; which one had what was stored before, or ""."""

@@ -28,7 +28,7 @@ class Bisection:
         self.insert = insert
         self.left = transaction_limits.SEARCH_INSERTS
 
-    def store(self, bodies: Bodies) -> Outcome:
+    def store_bodies(self, bodies: Bodies) -> Outcome:
         """Insert all that is not rejected, and bury the rest. Not all of it can be inserted at once."""
         outcome = Outcome(0, 0)
         for piece in split_bodies(bodies, transaction_limits.CHUNK_RECORDS):
@@ -36,7 +36,7 @@ class Bisection:
         return outcome
 
     def search(self, bodies: Bodies) -> Outcome:
-        """`store` for bodies with rejected records."""
+        """`store_bodies` for bodies with rejected records."""
         self.left -= 1
         try:
             return self.insert(bodies)
@@ -77,7 +77,7 @@ def bury_records(body: Body, reason: str) -> Body:
     # the text of a reject itself was rejected, such as its reason: keep what was sent, not our words for it
     rejects = [reject._replace(reason=reason) for reject in body.rejects]
     if body.is_single and body.records:
-        return body.replace((), [Reject(body.item, reason, True)])
+        return body.with_results((), [Reject(body.item, reason, True)])
     parts, size = list[bytes](), 0
     head = sender_head(sender_of(body.item)) if body.records else b""
     for record in body.records:
@@ -88,7 +88,7 @@ def bury_records(body: Body, reason: str) -> Body:
             parts, size = [], 0
     if parts:
         rejects.append(Reject(head + b"\n".join(parts), reason))
-    return body.replace((), rejects)
+    return body.with_results((), rejects)
 
 
 def encode_record(record: Record) -> bytes:

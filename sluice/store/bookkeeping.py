@@ -75,31 +75,31 @@ class Bookkeeping(ABC, Generic[Db]):
         """
 
     @abstractmethod
-    def run(self, db: Db, sql: str, values: Sequence[object] = ()) -> list[Row]:
+    def run_sql(self, db: Db, sql: str, values: Sequence[object] = ()) -> list[Row]:
         """Run a statement; the rows that it returns."""
 
     @abstractmethod
-    def time(self, microseconds: int) -> object:
+    def stored_time(self, microseconds: int) -> object:
         """A time since 1970 as the database has it."""
 
     @abstractmethod
-    def exists(self, db: Db, table: str) -> bool:
+    def table_exists(self, db: Db, table: str) -> bool:
         """Whether there is a table of this name."""
 
     @abstractmethod
-    def stored(self, db: Db, claim: Claim) -> list[tuple[int, int]]:
+    def stored_ranges(self, db: Db, claim: Claim) -> list[tuple[int, int]]:
         """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
 
     @abstractmethod
     def put_keys(self, db: Db, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
         """Insert those keys of a stream that are not there; how many these were. at: seconds since 1970."""
 
-    def identity(self, db: Db) -> str:
+    def read_identity(self, db: Db) -> str:
         """What tells this database from others; "" if it is a copy of one that had no identity."""
-        found = self.run(db, "SELECT id FROM batches_identity")
+        found = self.run_sql(db, "SELECT id FROM batches_identity")
         return str(found[0][0]) if found else ""
 
-    def ledger(
+    def read_ledger(
         self,
         stream: str,
         history: Sequence[Window] = (),
@@ -114,14 +114,16 @@ class Bookkeeping(ABC, Generic[Db]):
         """
         taken = {window.epoch: window.taken for window in history if window.taken is not None}
         with self.transaction(read=True) as db:
-            ranges = self.run(db, "SELECT epoch, first, last FROM batches_ranges WHERE stream = ?", (stream,))
-            dead = self.dead(db, stream, taken)
-            known = {row[1]: Epoch(*row) for row in self.run(
+            ranges = self.run_sql(db, "SELECT epoch, first, last FROM batches_ranges WHERE stream = ?", (stream,))
+            dead = self.count_dead(db, stream, taken)
+            known = {row[1]: Epoch(*row) for row in self.run_sql(
                 db, "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?", (stream,)
             )}  # fmt: skip
-            again: dict[str, int] = dict(self.run(db, DUPLICATES, (stream,)))
-            aged = self.run(db, "SELECT epoch, deleted, expired FROM batches_expired WHERE stream = ?", (stream,))
-            persisted = {id: self.persisted(db, Claim.of(stream, id, bodies)) for id, bodies in (claims or {}).items()}
+            again: dict[str, int] = dict(self.run_sql(db, DUPLICATES, (stream,)))
+            aged = self.run_sql(db, "SELECT epoch, deleted, expired FROM batches_expired WHERE stream = ?", (stream,))
+            persisted = {
+                id: self.count_persisted(db, Claim.from_id(stream, id, bodies)) for id, bodies in (claims or {}).items()
+            }
         bodies: Counter[str] = Counter()
         highest: dict[str, int] = {}
         for epoch, first, last in ranges:
@@ -150,22 +152,22 @@ class Bookkeeping(ABC, Generic[Db]):
             deleted=sum(deleted for _, deleted, _ in aged),  # rows do not name their epoch
         )
 
-    def dead(self, db: Db, stream: str, taken: Mapping[str, int]) -> Counter[str]:
+    def count_dead(self, db: Db, stream: str, taken: Mapping[str, int]) -> Counter[str]:
         """The bodies with dead letters, by epoch. taken: the highest number to count of each epoch that has one."""
         bodies = "(SELECT DISTINCT batch, seq FROM dead_letters WHERE stream = ? AND seq > ?) AS d"
         counted = (
             f"SELECT {self.EPOCH_OF}, count(*), max(seq) FROM {bodies} JOIN batches AS b ON b.id = batch GROUP BY 1"
         )
         dead: Counter[str] = Counter()
-        for epoch, count, highest in self.run(db, counted, (stream, -1)):
+        for epoch, count, highest in self.run_sql(db, counted, (stream, -1)):
             dead[epoch] = count
             if highest > (most := taken.get(epoch, highest)):
-                later = {row[0]: row[1] for row in self.run(db, counted, (stream, most))}
+                later = {row[0]: row[1] for row in self.run_sql(db, counted, (stream, most))}
                 dead[epoch] -= later[epoch]
         return dead
 
-    def persisted(self, db: Db, claim: Claim) -> int:
-        return sum(min(last + 1, claim.end) - max(first, claim.first) for first, last in self.stored(db, claim))
+    def count_persisted(self, db: Db, claim: Claim) -> int:
+        return sum(min(last + 1, claim.end) - max(first, claim.first) for first, last in self.stored_ranges(db, claim))
 
     def publish_figures(self, cell: str, figures: Mapping[str, Any], epochs: Iterable[Epoch]) -> None:
         """Replace the figures of a cell, and add the epochs of its list or bring their rows up to date."""
@@ -175,31 +177,31 @@ class Bookkeeping(ABC, Generic[Db]):
         )
         with self.transaction() as db:
             for epoch in epochs:
-                self.run(db, PUT_EPOCH, epoch)
-            self.run(db, put, (cell, json.dumps(figures)))
+                self.run_sql(db, PUT_EPOCH, epoch)
+            self.run_sql(db, put, (cell, json.dumps(figures)))
 
-    def cells(self) -> list[CellFigures]:
+    def read_cells(self) -> list[CellFigures]:
         """The figures of all cells, by name."""
         with self.transaction(read=True) as db:
-            rows = self.run(
+            rows = self.run_sql(
                 db, f"SELECT cell, {self.AGE.format('seen')}, CAST(figures AS text) FROM batches_cells ORDER BY 1"
             )
         return [CellFigures(cell, seconds, json.loads(figures)) for cell, seconds, figures in rows]
 
-    def settings(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def read_settings(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """A setting of each cell that has published it: the cell, and the values by stream. See `account.shared`."""
-        for cell, _, figures in self.cells():
+        for cell, _, figures in self.read_cells():
             if values := figures.get("settings", {}).get(kind):
                 yield cell, values
 
     def fold_again(self, db: Db, batches: Iterable[int]) -> None:
         """Delete those of these rows of `batches` that were kept for their dead letters, and have none any more."""
         for batch in batches:
-            self.run(db, f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))
+            self.run_sql(db, f"DELETE FROM batches WHERE id = ? AND id <= {FOLDED} AND NOT {HAS_LETTERS}", (batch,))
 
     def count_deleted(self, db: Db, stream: str, rows: int) -> None:
         """Count rows that were deleted by age. They do not name their epoch."""
-        self.run(db, COUNT_EXPIRED, (stream, "", rows, 0))
+        self.run_sql(db, COUNT_EXPIRED, (stream, "", rows, 0))
 
     def expire_letters(self, before: int) -> bool:
         """Delete some old dead letters, and count the bodies that have none left; whether there may be more.
@@ -207,15 +209,15 @@ class Bookkeeping(ABC, Generic[Db]):
         One call takes a few milliseconds, and looks at the letters behind those of the last call: letters of a replay,
         or of a clock that was ahead, may stand before older ones. before: microseconds since 1970. Raises: Unavailable.
         """
-        start, at = self.swept.pop("", 0), self.time(before)
+        start, at = self.swept.pop("", 0), self.stored_time(before)
         next_ones = (
             f"SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {transaction_limits.SEARCH_ROWS}"
         )
         some = f"({next_ones}) AS few"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            ((end, rows),) = self.run(db, f"SELECT max(id), count(*) FROM {some}", (start,))
+            ((end, rows),) = self.run_sql(db, f"SELECT max(id), count(*) FROM {some}", (start,))
             found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {transaction_limits.EXPIRE_LETTERS}"
-            old = [id for (id,) in self.run(db, found, (start, at))]
+            old = [id for (id,) in self.run_sql(db, found, (start, at))]
         if old:
             self.delete_letters(old)
         if len(old) == transaction_limits.EXPIRE_LETTERS:
@@ -228,18 +230,18 @@ class Bookkeeping(ABC, Generic[Db]):
         """Delete dead letters, and count the bodies that have none left; how many there were. None: not now."""
         with self.transaction() as db:
             # two that delete letters of one body at once would each see the other's, and neither would count the body
-            if not self.run(db, self.ALONE)[0][0]:
+            if not self.run_sql(db, self.ALONE)[0][0]:
                 return None
             numbers = ", ".join("?" * len(letters))
             present = f"SELECT id FROM dead_letters WHERE id IN ({numbers}) {self.SKIP_LOCKED}"
-            gone = self.run(
+            gone = self.run_sql(
                 db, f"DELETE FROM dead_letters WHERE id IN ({present}) RETURNING stream, batch, seq", letters
             )
             for stream, batch, seq in set(gone):
                 body = (stream, batch, seq)
-                if not self.run(db, "SELECT 1 FROM dead_letters WHERE stream = ? AND batch = ? AND seq = ?", body):
-                    epoch = self.run(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
-                    self.run(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
+                if not self.run_sql(db, "SELECT 1 FROM dead_letters WHERE stream = ? AND batch = ? AND seq = ?", body):
+                    epoch = self.run_sql(db, f"SELECT {self.EPOCH_OF} FROM batches WHERE id = ?", (batch,))
+                    self.run_sql(db, COUNT_EXPIRED, (stream, epoch[0][0] if epoch else "", 0, 1))
             self.fold_again(db, {batch for _, batch, _ in gone})
         return len(gone)
 
@@ -258,19 +260,19 @@ class Bookkeeping(ABC, Generic[Db]):
         part = "FROM batches_keys WHERE key > ?"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
             end = f"SELECT key {part} ORDER BY key LIMIT 1 OFFSET {transaction_limits.SEARCH_ROWS - 1}"
-            (last,) = (self.run(db, end, (above,)) or [(LAST_KEY,)])[0]
+            (last,) = (self.run_sql(db, end, (above,)) or [(LAST_KEY,)])[0]
             counted = (
                 f"SELECT stream, count(*), sum(CASE WHEN {is_old} THEN 1 ELSE 0 END), "
                 f"sum(CASE WHEN at >= ? THEN 1 ELSE 0 END) {part} AND key <= ? GROUP BY 1"
             )
-            found = self.run(db, counted, (*ages, recent, above, last))
+            found = self.run_sql(db, counted, (*ages, recent, above, last))
         if any(old for _, _, old, _ in found):
             with self.transaction() as db:
-                self.run(db, f"DELETE {part} AND key <= ? AND {is_old}", (above, last, *ages))
+                self.run_sql(db, f"DELETE {part} AND key <= ? AND {is_old}", (above, last, *ages))
         left = Counter({stream: int(count - old) for stream, count, old, _ in found})
         return last, left, Counter({stream: int(new) for stream, _, _, new in found})
 
-    def horizon(self, name: str) -> int:
+    def read_horizon(self, name: str) -> int:
         """Up to which time (microseconds since 1970) rows of a stream, or dead letters, were deleted by age; 0: never.
 
         Of KEYS: the latest time that their deletion has taken for the present.
@@ -279,8 +281,8 @@ class Bookkeeping(ABC, Generic[Db]):
             return self.get_horizon(db, name)
 
     def get_horizon(self, db: Db, name: str) -> int:
-        """`horizon` in a transaction."""
-        found = self.run(db, "SELECT until FROM batches_horizons WHERE stream = ?", (name,))
+        """`read_horizon` in a transaction."""
+        found = self.run_sql(db, "SELECT until FROM batches_horizons WHERE stream = ?", (name,))
         return int(found[0][0]) if found else 0
 
     def note_horizons(self, db: Db, ages: Mapping[str, int]) -> None:
@@ -290,35 +292,35 @@ class Bookkeeping(ABC, Generic[Db]):
         Also the latest time at which this machine may have been booted: DAYS_BELIEVED after the last time that the
         database knows. A machine without a clock of its own gets the time soon after.
         """
-        known = dict[str, int](self.run(db, "SELECT stream, until FROM batches_horizons"))
+        known = dict[str, int](self.run_sql(db, "SELECT stream, until FROM batches_horizons"))
         if (booted := BOOTED.format(boot_id())) not in known:
             last = max(self.last_batch(db), known.get(KEYS, 0))
             until = last + DAYS_BELIEVED * DAY * 1_000_000 if last else int(time.time() * 1e6)
             self.put_horizons(db, {booted: until - int(uptime_seconds() * 1e6)})
         for name in sorted(ages.keys() - known.keys()):
-            self.run(db, PUT_HORIZON, (name, self.present(db) - ages[name] * 1_000_000))
+            self.run_sql(db, PUT_HORIZON, (name, self.safe_present(db) - ages[name] * 1_000_000))
 
-    def believed(self) -> int | None:
+    def latest_boot(self) -> int | None:
         """The latest time at which this machine may have been booted (microseconds since 1970); None: unknown."""
-        return (boot_id() and self.horizon(BOOTED.format(boot_id()))) or None
+        return (boot_id() and self.read_horizon(BOOTED.format(boot_id()))) or None
 
     def put_horizons(self, db: Db, horizons: Mapping[str, int]) -> None:
         for name, until in horizons.items():
-            self.run(db, PUT_HORIZON, (name, until))
+            self.run_sql(db, PUT_HORIZON, (name, until))
 
     def last_batch(self, db: Db) -> int:
         """When the last batch was stored (microseconds since 1970), or 0."""
-        last = self.run(db, f"SELECT {self.MICROS.format('persisted_at')} FROM batches ORDER BY id DESC LIMIT 1")
+        last = self.run_sql(db, f"SELECT {self.MICROS.format('persisted_at')} FROM batches ORDER BY id DESC LIMIT 1")
         return int(last[0][0] or 0) if last else 0
 
-    def horizons(self, beginning: str) -> dict[str, int]:
+    def read_horizons(self, beginning: str) -> dict[str, int]:
         """What is noted with names that begin so, by the rest of the name. See `note_horizons` and `KeyExpiry`."""
         asked = "SELECT stream, until FROM batches_horizons WHERE substr(stream, 1, ?) = ?"
         with self.transaction(read=True) as db:
-            found = self.run(db, asked, (len(beginning), beginning))
+            found = self.run_sql(db, asked, (len(beginning), beginning))
         return {name.removeprefix(beginning): int(until) for name, until in found}
 
-    def present(self, db: Db) -> int:
+    def safe_present(self, db: Db) -> int:
         """The time (microseconds since 1970) by the clock, or of the last batch if that is earlier."""
         now = int(time.time() * 1e6)
         return min(now, self.last_batch(db) or now)

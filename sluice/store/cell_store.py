@@ -28,7 +28,7 @@ def require_cell_store(store: Store[Any], home: Path) -> None:
     """Raises: SettingError if this is not the database of the cell; Unavailable."""
     if known := noted_identity(home):
         with store.transaction(read=True) as db:
-            identity = store.identity(db)
+            identity = store.read_identity(db)
         if identity != known:
             raise SettingError(
                 f"INGEST_STORE is not the database in which the cell of {home} stores: unset it, or name that one."

@@ -52,7 +52,7 @@ def restore_store(url: str, file: Path, replace: bool, progress: Progress) -> No
     copies.check(file)
     with contextlib.closing(open_store(url, {})) as store:
         with store.transaction() as db:
-            ((held,),) = store.run(db, HOLDS)
+            ((held,),) = store.run_sql(db, HOLDS)
         if held and not replace:
             raise CannotCopy("the database holds stored bodies, and a restore would replace it: --replace allows that")
         copies.restore(store, file, progress)

@@ -86,7 +86,7 @@ def claim_arrivals(claim: Claim, items: Sequence[bytes]) -> Iterator[tuple[int, 
     """Each time of arrival, with the sequence number and the item of each body that has it."""
     first, end = claim.first, claim.first + len(items)
     while first < end:
-        received, until = claim.received(first)
+        received, until = claim.arrival_of(first)
         yield received, enumerate(items[first - claim.first : until - claim.first], first)
         first = until
 

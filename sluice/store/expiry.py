@@ -37,7 +37,7 @@ def longest_kept(store: Store[Any], kind: str, name: str, age: int) -> tuple[int
     kind: see `account.shared`. age: for which this one keeps it, in seconds. Raises: Unavailable.
     """
     longer = "", age
-    for cell, ages in store.settings(kind):
+    for cell, ages in store.read_settings(kind):
         if name in ages:
             if ages[name] is None:
                 return None, cell
@@ -60,7 +60,7 @@ class Expiry:
     def __init__(self, name: str, age: int) -> None:
         self.name, self.age, self.slack = name, age, age / EXPIRE_PART
         self.since: tuple[int, float] | None = None  # up to which time was deleted when this began; uptime
-        self.booted: int | None = None  # see `Bookkeeping.believed`
+        self.booted: int | None = None  # see `Bookkeeping.latest_boot`
         self.noted = 0  # the time that the database has
         self.keeper = ""  # a cell that keeps it longer
         self.behind = False
@@ -78,12 +78,12 @@ class Expiry:
         present, now = int(time.time() * 1e6), times.uptime_seconds()
         before = present - int(age * 1e6)
         if self.since is None:
-            self.noted, self.booted = store.horizon(self.name), store.believed()
+            self.noted, self.booted = store.read_horizon(self.name), store.latest_boot()
             self.since = self.noted or before, now
         allowed = self.since[0] + int(CATCH_UP * (now - self.since[1]) * 1e6)
         if self.booted is not None:
             allowed = max(allowed, self.booted + int((now - age) * 1e6))
-        self.tell(before - allowed)
+        self.log_lag(before - allowed)
         noted: dict[str, int] = {}
         booted = present - int(now * 1e6)
         settled = self.booted is not None and now > SETTLED_SECONDS and not self.behind
@@ -91,13 +91,13 @@ class Expiry:
             noted = {BOOTED.format(times.boot_id()): booted}
             self.booted = booted
         before = min(before, allowed)
-        if before > self.noted + 1e6 * self.pause() / 2:
+        if before > self.noted + 1e6 * self.pause_seconds() / 2:
             noted[self.name] = self.noted = before
         if noted:
             store.set_horizons(noted)
-        return self.delete(store, before)
+        return self.delete_old(store, before)
 
-    def tell(self, behind: int) -> None:
+    def log_lag(self, behind: int) -> None:
         """Log a line when catching up begins, and one when it ends. behind: microseconds."""
         if behind > max(self.slack * 1e6, STEP_MICROS) and not self.behind:
             self.behind = True
@@ -107,11 +107,11 @@ class Expiry:
             self.behind = False
             log.info("%s: deletion by age has caught up", self.name)
 
-    def delete(self, store: Store[Any], before: int) -> bool:
+    def delete_old(self, store: Store[Any], before: int) -> bool:
         """Delete some that are older than a time (microseconds since 1970); whether there may be more."""
-        return store.expire_letters(before) if self.name == DEAD else store.expire(self.name, before)
+        return store.expire_letters(before) if self.name == DEAD else store.expire_stream(self.name, before)
 
-    def pause(self) -> float:
+    def pause_seconds(self) -> float:
         """Seconds between two looks."""
         return min(self.slack, EXPIRE_SECONDS)
 
@@ -139,13 +139,13 @@ class KeyExpiry(Expiry):
         self.due = 0.0  # uptime: when to note how far the pass is
 
     @override
-    def delete(self, store: Store[Any], before: int) -> bool:
+    def delete_old(self, store: Store[Any], before: int) -> bool:
         now = before // 1_000_000
         if self.at is None:
-            self.resume(store.horizons(PASS))
+            self.resume_pass(store.read_horizons(PASS))
         if not self.at or self.ages is self.own:
             self.ages = dict(self.own)
-            for _, theirs in store.settings("unique"):
+            for _, theirs in store.read_settings("unique"):
                 self.ages |= {name: max(age, self.ages.get(name, 0)) for name, age in theirs.items()}
         shares = {stream: self.shares.get(stream, 1.0) for stream in self.ages}
         old = {stream: now - int(age * shares[stream]) for stream, age in self.ages.items()}
@@ -154,7 +154,7 @@ class KeyExpiry(Expiry):
         self.recent += recent
         if more := self.at != LAST_KEY:
             if times.uptime_seconds() >= self.due:
-                self.note(store, self.at)
+                self.note_pass(store, self.at)
             return more
         noted: dict[str, int] = {}
         for stream, share in shares.items():
@@ -166,10 +166,10 @@ class KeyExpiry(Expiry):
             (self.short.discard if share == 1 else self.short.add)(stream)
         gone = {f"{what} {stream}": 0 for stream in self.kept | self.recent for what in ("kept", "recent")}
         self.at, self.kept, self.recent = b"", Counter(), Counter()
-        self.note(store, self.at, gone | noted)
+        self.note_pass(store, self.at, gone | noted)
         return False
 
-    def resume(self, noted: Mapping[str, int]) -> None:
+    def resume_pass(self, noted: Mapping[str, int]) -> None:
         """Go on with the pass that a process before this one has begun."""
         self.at = noted.get("at", 0).to_bytes(AT_BYTES, "big").rstrip(b"\0")
         for name, value in noted.items():
@@ -180,7 +180,7 @@ class KeyExpiry(Expiry):
                 (self.kept if what == "kept" else self.recent)[stream] = value
         self.short = {stream for stream, share in self.shares.items() if share < 1}
 
-    def note(self, store: Store[Any], at: bytes, more: Mapping[str, int] = MappingProxyType({})) -> None:
+    def note_pass(self, store: Store[Any], at: bytes, more: Mapping[str, int] = MappingProxyType({})) -> None:
         self.due = times.uptime_seconds() + NOTE_SECONDS
         counted = {f"kept {stream}": n for stream, n in self.kept.items()}
         counted |= {f"recent {stream}": n for stream, n in self.recent.items()} | dict(more)
@@ -190,7 +190,7 @@ class KeyExpiry(Expiry):
 
 def kept_seconds(store: Store[Any], stream: str, age: int) -> float:
     """For how long keys of a stream are kept at the rate of RECENT_SECONDS, if that is less than their age; else 0."""
-    noted = store.horizons(PASS)
+    noted = store.read_horizons(PASS)
     share, rate = noted.get(f"share {stream}", 1_000_000) / 1e6, noted.get(f"rate {stream}", 0)
     lasts = min(age * share, transaction_limits.MAX_KEYS / rate * RECENT_SECONDS if rate else age)
     return lasts if lasts < age else 0.0

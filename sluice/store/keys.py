@@ -37,7 +37,7 @@ class Keys:
         self.taken: list[Collection[bytes]] = []
         self.duplicates = 0
 
-    def new(self, rule: Rule, bodies: Sequence[Body], limits: Limits, whole: bool = True) -> Sequence[Body]:
+    def keep_new(self, rule: Rule, bodies: Sequence[Body], limits: Limits, whole: bool = True) -> Sequence[Body]:
         """What is left of bodies without what is stored already; it has got its keys.
 
         limits: with which they were decoded. whole: they are no parts of bodies, which have no keys but of records.
@@ -57,7 +57,7 @@ class Keys:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""
         first = dict(zip(reversed(keys), reversed(bodies)))
         first.pop(None, None)
-        others = self.take(cast("dict[bytes, Body]", first), bodies[-1].received)
+        others = self.take_keys(cast("dict[bytes, Body]", first), bodies[-1].received)
         if len(first) + keys.count(None) == len(bodies) and not others:
             return bodies
         new = [body for body, key in zip(bodies, keys) if not key or (first[key] is body and key not in others)]
@@ -74,7 +74,7 @@ class Keys:
         keys = [rule.recent_keys(body.item, body.records, body.received) for body in bodies]
         if not any(keys):
             return bodies
-        owners = self.owners(sorted({of_body[0] for of_body in keys if of_body}))
+        owners = self.find_owners(sorted({of_body[0] for of_body in keys if of_body}))
         seen = {key for key, batch in owners.items() if batch != self.batch}
         new, asked = list[tuple[Body, bytes]](), dict[bytes, None]()
         for body, of_body in zip(bodies, keys):
@@ -82,7 +82,7 @@ class Keys:
                 new.append((body, of_body[0] if of_body else b""))
                 seen.update(of_body)
                 asked |= dict.fromkeys(of_body)
-        others = self.take(asked, bodies[-1].received)  # of a worker that was faster
+        others = self.take_keys(asked, bodies[-1].received)  # of a worker that was faster
         left = [body for body, key in new if key not in others]
         self.duplicates += len(bodies) - len(left)
         return left
@@ -100,7 +100,7 @@ class Keys:
             for position, key in enumerate(of_body):
                 if key:
                     first.setdefault(key, (at, position))
-        others = self.take(first, bodies[-1].received) if first else ()
+        others = self.take_keys(first, bodies[-1].received) if first else ()
         left = []
         for at, (body, of_body) in enumerate(zip(bodies, keys)):
             records = [
@@ -111,12 +111,12 @@ class Keys:
             if len(records) == len(of_body):
                 left.append(body)
             elif records or body.rejects:
-                left.append(body.replace(records, body.rejects))
+                left.append(body.with_results(records, body.rejects))
             else:
                 self.duplicates += 1
         return left
 
-    def take(self, keys: Collection[bytes], received: int) -> set[bytes]:
+    def take_keys(self, keys: Collection[bytes], received: int) -> set[bytes]:
         """Take keys for this batch; those of them that another one has.
 
         received: when the last of them came (microseconds since 1970), by a clock that may be behind, as may be that of
@@ -127,31 +127,31 @@ class Keys:
         others = set[bytes]()
         left = sorted(keys)
         while left and self.store.put_keys(self.db, self.stream, self.batch, at, left) < len(left):
-            owners = self.owners(left)
+            owners = self.find_owners(left)
             others |= {key for key in left if owners.get(key, self.batch) != self.batch}
             left = [key for key in left if key not in owners]  # they have expired since they were there
         self.taken.append(keys if not others else {*keys} - others)
         return others
 
-    def owners(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+    def find_owners(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         """Key -> the batch that has it; 0: a body of a replay, which no other one is."""
         found: dict[bytes, int] = {}
         for start in range(0, len(keys), transaction_limits.ASKED_KEYS):
             asked = keys[start : start + transaction_limits.ASKED_KEYS]
             listed = ", ".join("?" * len(asked))
             question = f"SELECT key, batch FROM batches_keys WHERE key IN ({listed}) AND stream = ?"
-            found |= dict(self.store.run(self.db, question, (*asked, self.stream)))
+            found |= dict(self.store.run_sql(self.db, question, (*asked, self.stream)))
         return found
 
-    def leave(self) -> None:
+    def leave_keys(self) -> None:
         """Make the keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
         keys = sorted({*chain.from_iterable(self.taken)})
         for start in range(0, len(keys), transaction_limits.ASKED_KEYS):
             some = keys[start : start + transaction_limits.ASKED_KEYS]
             left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "
-            self.store.run(self.db, left + "AND batch = ?", (*some, self.stream, self.batch))
+            self.store.run_sql(self.db, left + "AND batch = ?", (*some, self.stream, self.batch))
 
-    def count(self, epoch: str) -> None:
+    def count_duplicates(self, epoch: str) -> None:
         """Count the duplicates in the ledger."""
         if self.duplicates:
-            self.store.run(self.db, COUNT_DUPLICATES, (self.stream, epoch, self.duplicates))
+            self.store.run_sql(self.db, COUNT_DUPLICATES, (self.stream, epoch, self.duplicates))

@@ -54,7 +54,9 @@ def find_letters(
         f"SELECT id, stream, {store.MICROS.format('received_at')}, body, reason, whole, batch, seq FROM {{}} "
         f"WHERE id > ? AND id < ? ORDER BY id {'DESC' if newest else ''} LIMIT ?"
     )
-    for id, stream, received, body, reason, whole, batch, seq in store.ask(where, question, (above, below, limit)):
+    for id, stream, received, body, reason, whole, batch, seq in store.ask_letters(
+        where, question, (above, below, limit)
+    ):
         letters.append(DeadLetter(id, stream, received, body, reason, bool(whole), batch, seq))
         size += len(body)
         if size >= transaction_limits.LETTER_BYTES:
@@ -72,7 +74,7 @@ def find_last_letters(store: Store[Any], stream: str, limit: int, size: int) -> 
         "length(body) FROM dead_letters WHERE stream = ? ORDER BY batch DESC, seq DESC LIMIT ?"
     )
     with store.transaction(read=True) as db:
-        found = store.run(db, question, (size, stream, limit))
+        found = store.run_sql(db, question, (size, stream, limit))
     return [(DeadLetter(*row[:8])._replace(whole=bool(row[5])), row[8]) for row in found]
 
 
@@ -83,11 +85,11 @@ def count_reasons(store: Store[Any], where: str = "true") -> list[tuple[str, str
     stream is "others".
     """
     grouped = f"SELECT stream, {common_reason(store)}, count(*) FROM {{}} GROUP BY stream, {store.KIND}"
-    found = store.ask(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (transaction_limits.REASONS,))
+    found = store.ask_letters(where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (transaction_limits.REASONS,))
     counts = [(stream, reason, count) for stream, reason, count in found]
     if len(counts) < transaction_limits.REASONS:
         return counts
-    rest: Counter[str] = Counter(dict(store.ask(where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
+    rest: Counter[str] = Counter(dict(store.ask_letters(where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
     for stream, _, count in counts:
         rest[stream] -= count
     return counts + [(stream, "others", count) for stream, count in rest.most_common() if count > 0]
@@ -101,11 +103,11 @@ def common_reason(store: Store[Any]) -> str:
 def count_overdue(store: Store[Any], table: str, before: int) -> int:
     """The number of rows of a stream, or of `dead_letters`, that arrived before a time. Raises: Unavailable."""
     if table in store.row_destinations.streams:
-        return store.row_destinations.expire(table, before, dry=True)
+        return store.row_destinations.expire_rows(table, before, dry=True)
     with store.transaction(read=True) as db:
-        if not store.exists(db, table):
+        if not store.table_exists(db, table):
             return 0
-        rows = store.run(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (store.time(before),))
+        rows = store.run_sql(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (store.stored_time(before),))
     return int(rows[0][0])
 
 
@@ -117,10 +119,10 @@ def find_unpublished(store: Store[Any]) -> list[Unpublished]:
         f"WHERE reason <> '' OR age > {LATE_SECONDS} GROUP BY 1, 2 ORDER BY 1, 2"
     )
     with store.transaction(read=True) as db:
-        return [Unpublished(row[0], bare_url(row[1]), int(row[2]), *row[3:]) for row in store.run(db, asked)]
+        return [Unpublished(row[0], bare_url(row[1]), int(row[2]), *row[3:]) for row in store.run_sql(db, asked)]
 
 
 def forget_cell(store: Store[Any], cell: str) -> bool:
     """Delete the figures of a cell; False if there are none."""
     with store.transaction() as db:
-        return bool(store.run(db, "DELETE FROM batches_cells WHERE cell = ? RETURNING 1", (cell,)))
+        return bool(store.run_sql(db, "DELETE FROM batches_cells WHERE cell = ? RETURNING 1", (cell,)))

@@ -33,7 +33,7 @@ def module_of(database: Database, name: str) -> ModuleType:
     try:
         return import_module(f"{database.target}.{name}")
     except ImportError as error:
-        raise Unavailable(database.lacks(error)) from error
+        raise Unavailable(database.import_failure(error)) from error
 
 
 def check_store(url: str) -> None:

@@ -54,7 +54,7 @@ def replay_letters(
     held = 0
     for letter in letters:
         decoded = decode(letter)
-        bodies.append(Body.of(letter.seq, letter.received, letter.body, decoded))
+        bodies.append(Body.from_decoded(letter.seq, letter.received, letter.body, decoded))
         held += decoded.size * transaction_limits.TEXT_FACTOR + len(bodies[-1]) * transaction_limits.RECORD_BYTES
         if time.monotonic() >= due or held >= transaction_limits.HELD_BYTES:
             break
@@ -70,18 +70,18 @@ def replace_letters(
     reasons: Counter[str] = Counter()
     batches = {letter.batch for letter in letters}
     streams = {letter.stream for letter in letters}
-    with contextlib.suppress(DryRun), store.row_destinations.attempt(store, streams) as attempt:
+    with contextlib.suppress(DryRun), store.row_destinations.begin_attempt(store, streams) as attempt:
         db: Any = attempt.db
-        last = store.run(db, "SELECT coalesce(max(id), 0) FROM dead_letters")[0][0]
+        last = store.run_sql(db, "SELECT coalesce(max(id), 0) FROM dead_letters")[0][0]
         for letter, body in zip(letters, bodies):
-            if not store.run(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
+            if not store.run_sql(db, "DELETE FROM dead_letters WHERE id = ? RETURNING 1", (letter.id,)):
                 continue
             keys = Keys(store, db, letter.stream, letter.batch)
             origin = Origin(letter.batch, key_names([body]), letter.whole, letter.reason)
-            outcome = store.fill(attempt, letter.stream, origin, not_stored(store, keys, letter, body, limits))
+            outcome = store.store_bodies(attempt, letter.stream, origin, not_stored(store, keys, letter, body, limits))
             store.add_records(db, letter.batch, outcome.records)
             if outcome.records and are_final(store, letter.stream, outcome):
-                keys.leave()  # another letter of this batch may be a copy of this one
+                keys.leave_keys()  # another letter of this batch may be a copy of this one
             if outcome.records:
                 store.add_change(db, letter.stream, letter.batch)
             records += outcome.records
@@ -110,8 +110,8 @@ def not_stored(store: Store[Any], keys: Keys, letter: DeadLetter, body: Body, li
     rule = store.rules.get(letter.stream)
     if rule is None:
         return (body,)
-    new = keys.new(rule, (body,), limits, letter.whole)
-    return (body.replace((), (Reject(letter.body, STORED_MEANWHILE, letter.whole),)),) if keys.duplicates else new
+    new = keys.keep_new(rule, (body,), limits, letter.whole)
+    return (body.with_results((), (Reject(letter.body, STORED_MEANWHILE, letter.whole),)),) if keys.duplicates else new
 
 
 def count_buried(store: Store[Any], db: Any, batches: Iterable[int], above: int) -> Counter[str]:
@@ -119,4 +119,4 @@ def count_buried(store: Store[Any], db: Any, batches: Iterable[int], above: int)
     counted = (
         f"SELECT {common_reason(store)}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {store.KIND}"
     )
-    return sum((Counter(dict(store.run(db, counted, (above, batch)))) for batch in batches), Counter[str]())
+    return sum((Counter(dict(store.run_sql(db, counted, (above, batch)))) for batch in batches), Counter[str]())

@@ -34,11 +34,11 @@ class Attempt:
 
     db: Any
 
-    def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """`Store.fill` for a stream whose rows go elsewhere."""
+    def store_rows(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """`Store.store_bodies` for a stream whose rows go elsewhere."""
         raise NotImplementedError
 
-    def copy(
+    def copy_rows(
         self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
     ) -> Outcome:
         """Insert rows into their table, and let them go elsewhere, too. Raises: RowsRejected, with nothing done."""
@@ -59,7 +59,7 @@ class RowDestinations:
         return {}
 
     @contextlib.contextmanager
-    def attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Attempt]:
+    def begin_attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Attempt]:
         """A transaction that stores rows of these streams. Raises: Unavailable."""
         attempt = Attempt()
         with store.transaction() as attempt.db:
@@ -69,7 +69,7 @@ class RowDestinations:
         """Whether these rows of a stream that is `copied` are in their table: their letter says that no more is due."""
         return False
 
-    def expire(self, stream: str, before: int, dry: bool = False) -> int:
+    def expire_rows(self, stream: str, before: int, dry: bool = False) -> int:
         """Delete rows that arrived before a time (microseconds since 1970); their number. dry: only count them."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class Store(Bookkeeping[Db]):
         units = {name: MICROSECOND if name in row_destinations.streams else self.TIME_UNIT for name in streams}
         self.units = {name: 1 if streams[name].precision == "ns" else unit for name, unit in units.items()}
         self.keep = keep
-        kept = {name: keep.of(name) for name in (*streams, DEAD)}
+        kept = {name: keep.for_stream(name) for name in (*streams, DEAD)}
         self.ages = {KEYS: 0} | {name: age for name, age in kept.items() if age is not None}
         self.row_destinations = row_destinations
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
@@ -115,7 +115,7 @@ class Store(Bookkeeping[Db]):
         limits: with which they were decoded. Raises: Unavailable.
         """
         rule = self.rules.get(claim.stream)
-        with self.row_destinations.attempt(self, {claim.stream}) as attempt:
+        with self.row_destinations.begin_attempt(self, {claim.stream}) as attempt:
             db: Db = attempt.db
             outcome = Outcome(0, 0, again=True)
             parts = [claim]
@@ -123,46 +123,46 @@ class Store(Bookkeeping[Db]):
                 part = parts.pop(0)
                 batch = self.add_batch(db, part)
                 if batch is None:
-                    ranges = self.stored(db, part)  # none: only its id is there
+                    ranges = self.stored_ranges(db, part)  # none: only its id is there
                     parts = [*unstored_parts(part, ranges), *parts] if ranges else parts
                     continue
                 some = bodies if part is claim else [body for body in bodies if part.first <= body.seq < part.end]
                 by_content = rule and (rule.content or rule.fields is not None)
                 if rule and some and (by_content or any(body.item.startswith(KEPT) for body in some)):
                     keys = Keys(self, db, claim.stream, batch)
-                    some = keys.new(rule, some, limits)
-                    keys.count(claim.epoch)
-                stored = self.fill(attempt, claim.stream, Origin(batch, key_names(some)), some)
+                    some = keys.keep_new(rule, some, limits)
+                    keys.count_duplicates(claim.epoch)
+                stored = self.store_bodies(attempt, claim.stream, Origin(batch, key_names(some)), some)
                 self.add_records(db, batch, stored.records)
                 outcome = stored if outcome.again else outcome.plus(stored)
         return outcome
 
-    def fill(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+    def store_bodies(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
         copied = stream in self.row_destinations.copied
         if stream in self.row_destinations.streams or (copied and self.row_destinations.is_copy(stream, origin)):
-            return attempt.store(stream, origin, bodies)
-        insert = partial(self.insert, attempt.db, self.table(attempt.db, stream), origin)
+            return attempt.store_rows(stream, origin, bodies)
+        insert = partial(self.insert_bodies, attempt.db, self.checked_table(attempt.db, stream), origin)
         if copied:
-            insert = partial(attempt.copy, insert, stream, origin)
+            insert = partial(attempt.copy_rows, insert, stream, origin)
         try:
             return insert(bodies)
         except RowsRejected:
-            return Bisection(insert).store(bodies)
+            return Bisection(insert).store_bodies(bodies)
 
-    def expire(self, stream: str, before: int) -> bool:
+    def expire_stream(self, stream: str, before: int) -> bool:
         """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
 
         One call takes a few milliseconds. before: microseconds since 1970. Raises: Unavailable.
         """
         if stream not in self.row_destinations.streams:
             return self.expire_rows(stream, before)
-        if rows := self.row_destinations.expire(stream, before):
+        if rows := self.row_destinations.expire_rows(stream, before):
             with self.transaction() as db:
                 self.count_deleted(db, stream, rows)
         return False
 
-    def fold(self) -> bool:
+    def fold_batches(self) -> bool:
         """Delete the FOLD_BATCHES oldest rows of `batches`, if that leaves KEEP_BATCHES; whether there may be more.
 
         Those with dead letters stay. `batches_ranges` has the sequence numbers of the others, and `batches_folded` the
@@ -178,17 +178,17 @@ class Store(Bookkeeping[Db]):
         )
         gone = f"SELECT id FROM batches WHERE id > ? AND id <= ? AND NOT {HAS_LETTERS} {self.SKIP_LOCKED}"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            found = self.run(db, some, (transaction_limits.KEEP_BATCHES, transaction_limits.FOLD_BATCHES - 1))
+            found = self.run_sql(db, some, (transaction_limits.KEEP_BATCHES, transaction_limits.FOLD_BATCHES - 1))
         if not found:
             return False
         ((last, highest, folded),) = found
         with self.transaction() as db:
-            if not self.run(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):
+            if not self.run_sql(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):
                 return False
-            for stream, epoch, low, high, first, end in self.run(db, grouped, (folded, last)):
-                self.merge(db, stream, epoch, first, end)
-                self.run(db, PUT_FOLDED, (stream, epoch, low, high))
-            self.run(db, f"DELETE FROM batches WHERE id IN ({gone})", (folded, last))
+            for stream, epoch, low, high, first, end in self.run_sql(db, grouped, (folded, last)):
+                self.merge_ranges(db, stream, epoch, first, end)
+                self.run_sql(db, PUT_FOLDED, (stream, epoch, low, high))
+            self.run_sql(db, f"DELETE FROM batches WHERE id IN ({gone})", (folded, last))
         return True
 
     def is_final(self, db: Db, batch: int, highest: int) -> bool:
@@ -198,10 +198,10 @@ class Store(Bookkeeping[Db]):
         """
         return True
 
-    def merge(self, db: Db, stream: str, epoch: str, first: int, end: int) -> None:  # noqa: B027  # in SQLite they are
+    def merge_ranges(self, db: Db, stream: str, epoch: str, first: int, end: int) -> None:  # noqa: B027  # in SQLite they are
         """Make stored ranges that meet one, if they have or touch a number from `first` to `end` - 1."""
 
-    def hold(self, db: Db, name: str) -> bool:
+    def hold_lock(self, db: Db, name: str) -> bool:
         """Whether this connection has the lock of a name, until it ends: one program of all cells has it.
 
         A database that is a file belongs to one machine, whose programs exclude each other in the home.
@@ -209,13 +209,13 @@ class Store(Bookkeeping[Db]):
         return True
 
     def add_records(self, db: Db, batch: int, records: int) -> None:
-        self.run(db, "UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))
+        self.run_sql(db, "UPDATE batches SET records = records + ? WHERE id = ?", (records, batch))
 
-    def table(self, db: Db, stream: str) -> Any:
+    def checked_table(self, db: Db, stream: str) -> Any:
         """A stream's table, created or checked on first use."""
         table = self.tables[stream]
         if stream not in self.checked:
-            self.create(db, table)
+            self.create_table(db, table)
             self.checked.add(stream)
         return table
 
@@ -226,11 +226,11 @@ class Store(Bookkeeping[Db]):
         if db is not None:
             db.close()
 
-    def bury(self, db: Db, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
+    def bury_rejects(self, db: Db, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
         """Bury the rejects of bodies; their number."""
         letters = [
             (
-                self.time(body.received),
+                self.stored_time(body.received),
                 stream,
                 part,
                 escape_reason(reason).decode(),
@@ -242,13 +242,13 @@ class Store(Bookkeeping[Db]):
             for part, reason, whole in body.rejects
         ]
         for letter in letters:
-            self.run(db, BURY, letter)
+            self.run_sql(db, BURY, letter)
         return len(letters)
 
     KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
 
     @abstractmethod
-    def create(self, db: Db, table: Any) -> None:
+    def create_table(self, db: Db, table: Any) -> None:
         """Create a table, or add the columns that it lacks."""
 
     @abstractmethod
@@ -259,11 +259,11 @@ class Store(Bookkeeping[Db]):
         """
 
     @abstractmethod
-    def insert(self, db: Db, table: Any, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+    def insert_bodies(self, db: Db, table: Any, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""
 
     @abstractmethod
-    def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
+    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
         """The rows of a query on the dead letters for which `where` holds, in a read-only transaction.
 
         question: SQL, with {} where the table stands.
@@ -280,7 +280,7 @@ class Store(Bookkeeping[Db]):
 
     @abstractmethod
     def expire_rows(self, stream: str, before: int) -> bool:
-        """`expire` for a table."""
+        """`expire_stream` for a table."""
 
     def add_change(self, db: Db, stream: str, batch: int) -> None:  # noqa: B027  # a rowid shows it in SQLite
         """Note for the views that a batch got more rows after its claim was stored."""

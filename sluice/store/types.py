@@ -28,20 +28,20 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     is_single: bool = False
 
     @classmethod
-    def of(cls, seq: int, received: int, item: bytes, decoded: Decoded) -> Body:
+    def from_decoded(cls, seq: int, received: int, item: bytes, decoded: Decoded) -> Body:
         records, rejects = decoded.records, decoded.rejects
         return cls(seq, received, item, records, rejects, len(records) + len(rejects) == 1)
 
     def __len__(self) -> int:
         return len(self.records) + len(self.rejects)
 
-    def replace(self, records: Sequence[Record], rejects: Sequence[Reject]) -> Body:
+    def with_results(self, records: Sequence[Record], rejects: Sequence[Reject]) -> Body:
         return Body(self.seq, self.received, self.item, records, rejects, self.is_single)
 
     def part(self, start: int, end: int) -> Body:
         """Some of its records and, behind them, its rejects."""
         count = len(self.records)
-        return self.replace(self.records[start:end], self.rejects[max(0, start - count) : max(0, end - count)])
+        return self.with_results(self.records[start:end], self.rejects[max(0, start - count) : max(0, end - count)])
 
 
 class Origin(NamedTuple):

@@ -83,17 +83,17 @@ class Budget:
         self.nested = NESTED * limits.records
         self.unread = 2 * self.nested
 
-    def work(self, units: int) -> None:
+    def charge_work(self, units: int) -> None:
         """Pay for work before it is done. Raises: Exhausted if there is not as much left; then nothing is."""
         self.left -= units
         if self.left < 0:
             raise Exhausted
 
-    def attempt(self, size: int) -> None:
+    def charge_attempt(self, size: int) -> None:
         """Pay for another attempt at a part of so many bytes. It may be the last one."""
         self.left -= ATTEMPT_COST + size // INVALID_BYTES
 
-    def fail(self, size: int) -> None:
+    def charge_failure(self, size: int) -> None:
         """Pay for an invalid part of so many bytes."""
         self.left -= INVALID_COST + size // INVALID_BYTES
 
@@ -120,29 +120,29 @@ class Budget:
         """Pay for the objects and arrays of a part that is decoded."""
         self.left -= (part.count(b"{") + part.count(b"[")) // NESTED
 
-    def charge(self, size: int) -> None:
+    def charge_bytes(self, size: int) -> None:
         """Pay for bytes of the body that are written once more."""
         self.room -= size
         if self.room < 0:
             self.left = min(self.left, 0)
 
-    def used(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of the body, and of what was written once more."""
         return self.size + max(0, self.limits.room + GROWTH * self.size - self.room)
 
-    def pay(self, before: int) -> None:
+    def charge_part(self, before: int) -> None:
         """Pay for a part of the body that is decoded. before: `left` before that; it is less if there was a record."""
         if self.left == before:
             self.left -= EMPTY_COST
 
-    def repeat(self, times: int, size: int) -> None:
+    def charge_rows(self, times: int, size: int) -> None:
         """Pay for bytes that each row of one line, point or series has, before the rows are made.
 
         Raises: Invalid if they are more than this may be: a part of a body is stored complete or not at all.
         """
         if times * size > self.limits.repeated:
             raise Invalid(f"becomes more than {self.limits.repeated} bytes of rows")
-        self.charge(times * size)
+        self.charge_bytes(times * size)
 
 
 class Exhausted(Invalid):
@@ -212,7 +212,7 @@ def split_elements(array: bytes | memoryview, budget: Budget) -> Iterator[bytes]
         else:
             at = start + end_of_value(view[start:])
             yield bytes(view[start:at]).rstrip()
-        budget.pay(left)
+        budget.charge_part(left)
 
 
 def end_of_value(text: memoryview) -> int:
@@ -295,7 +295,7 @@ def split_parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) 
             return
         if part := body[at:end].strip():
             yield part
-            budget.pay(left)
+            budget.charge_part(left)
         else:
             budget.left -= 1
 

@@ -54,9 +54,10 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
                 raise settings.SettingError(
                     f"{setting}: there is no stream {name!r}; there are {', '.join(sorted(known))}."
                 )
-    streams |= {name: GUARD.around(stream) for name, stream in own.items()}
+    streams |= {name: GUARD.guard_stream(stream) for name, stream in own.items()}
     return {
-        name: stream._replace(rule=stream_rule(stream, *config.unique.of(name))) for name, stream in streams.items()
+        name: stream._replace(rule=stream_rule(stream, *config.unique.for_stream(name)))
+        for name, stream in streams.items()
     }
 
 

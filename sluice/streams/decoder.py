@@ -2,8 +2,8 @@
 
 A decoder is a pure function `decode(item, limits)`, which returns `Decoded`. It never raises: what cannot be stored is
 a `Reject`. A body is decoded from the outside to the inside: compression and head (`Decoder.decode`), the kind of body
-(`contents`), its parts (`walk_json`, `decode_parts`), and each part (`value`, `object`, or the decoder of a wire
-format).
+(`decode_contents`), its parts (`walk_json`, `decode_parts`), and each part (`decode_value`, `decode_object`, or the
+decoder of a wire format).
 Each of these returns results, one after the other: records, rejects, and `Empty` for a part that is valid and has no
 record. `collect_results` charges them to the budget while they come.
 """
@@ -60,7 +60,7 @@ def json_repairer() -> Callable[[bytes, Budget], bytes]:
 
 
 class Decoder:
-    """Decodes items of one stream; a subclass defines `contents`."""
+    """Decodes items of one stream; a subclass defines `decode_contents`."""
 
     mends = False  # its bodies are JSON, mostly
 
@@ -88,7 +88,9 @@ class Decoder:
         budget.count_nested(body)
         try:
             opener = message and next((each[2] for each in body_openers() if is_opened(message, *each[:2])), "")
-            results = load(opener)(self, body, message, budget) if opener else self.contents(body, message, budget)
+            results = (
+                load(opener)(self, body, message, budget) if opener else self.decode_contents(body, message, budget)
+            )
             decoded = collect_results(results, message, budget)
         except Empty as empty:
             return Decoded((), (), {empty.kind: 1})
@@ -96,7 +98,7 @@ class Decoder:
             raise Invalid(decoded.rejects[0].reason)
         return decoded if decoded.records or decoded.without_rows else Decoded((), (), {Empty().kind: 1})
 
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of an unpacked body, until the budget is used up. Raises: Invalid if nothing can be decoded."""
         raise NotImplementedError
 
@@ -178,7 +180,7 @@ class JsonDecoder(Decoder):
         return names.difference(given[1:])
 
     @override
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if message:
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
@@ -197,12 +199,12 @@ class JsonDecoder(Decoder):
         if body.startswith(SEPARATOR):  # RFC 7464; no JSON text contains it
             body = body.replace(SEPARATOR, b"\n").strip()
         if not body.startswith((b"{", b"[")):
-            return self.text(body, message, budget)
+            return self.decode_text(body, message, budget)
         if body.endswith(b"\0") and (text := body.rstrip(bodies.BLANK)).endswith((b"}", b"]")):
             body = text  # C's programs send the end of a text, too
-        return self.json(body, message, budget)
+        return self.decode_json(body, message, budget)
 
-    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
         rows = body.count(b"\n") + 1
         if body.startswith(b"["):
@@ -210,7 +212,7 @@ class JsonDecoder(Decoder):
                 return records
         elif rows > 1 and len(records := self.read_plain(self.read_lines, body, budget)) == rows:
             return records
-        return walk_json(body, message, budget, self.value, self.contents)
+        return walk_json(body, message, budget, self.decode_value, self.decode_contents)
 
     def read_plain(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -222,7 +224,7 @@ class JsonDecoder(Decoder):
         except Exception:  # decoding them one by one finds the invalid ones
             return []
 
-    def value(self, part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_value(self, part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         try:
             if not part.startswith(b"{"):
                 raise Invalid("not a JSON object")
@@ -234,14 +236,14 @@ class JsonDecoder(Decoder):
                     check_text(record)
             except Exception as error:  # it may have another format
                 budget.left -= ATTEMPT_COST
-                return self.object(part, message, budget, error)
+                return self.decode_object(part, message, budget, error)
             return (record,)
         except Empty as empty:
             return (empty,)
         except Exception as error:  # any exception of a user's record type
             return (Reject(part if part.startswith(b"{") else b"[" + part + b"]", bodies.reject_reason(error)),)
 
-    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
+    def decode_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
         if self.objects and (shape := self.read_shape(part)) != self.no_shape:
             for name, decoder in self.objects.items():
@@ -258,16 +260,16 @@ class JsonDecoder(Decoder):
         """The record of a JSON object that has no format, and is not plain. Raises: any exception."""
         raise error
 
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
-            return walk_rows(body, message, budget, self.value, self.contents)
+            return walk_rows(body, message, budget, self.decode_value, self.decode_contents)
         fields = bodies.decode_form(body, budget.limits)
-        if wrapped := self.wrapped(fields):
-            return self.json(wrapped, message, budget)
+        if wrapped := self.wrapped_json(fields):
+            return self.decode_json(wrapped, message, budget)
         return self.form_records(fields, message, budget)
 
-    def wrapped(self, fields: dict[str, str]) -> bytes:
+    def wrapped_json(self, fields: dict[str, str]) -> bytes:
         """The JSON that is all of a form, in a field that no record has: GitHub's and Slack's `payload`. b"": none."""
         (name, value), *others = fields.items() or [("", "")]
         unknown = name not in getattr(self.wire, "__struct_encode_fields__", ())
@@ -275,9 +277,9 @@ class JsonDecoder(Decoder):
 
     def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
         """The records of a form: one, in which the last value of a name counts. Raises: any exception."""
-        return (self.form(fields, message, budget),)
+        return (self.decode_form(fields, message, budget),)
 
-    def form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
+    def decode_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
         for form in self.forms:
             record = cast("Record | None", load(form)(fields))
             if record is not None:
@@ -381,7 +383,7 @@ def mend_part(part: bytes, budget: Budget) -> bytes:
     """A part that is no JSON as `json_repairer` makes it; b"" if that is not possible, or too much."""
     if budget.left <= 0:
         return b""
-    budget.attempt(len(part))
+    budget.charge_attempt(len(part))
     try:
         return json_repairer()(part, budget)
     except Exhausted:
@@ -403,7 +405,7 @@ def collect_results(results: Iterable[Result], message: Message | None, budget: 
         else:
             budget.left -= 1
             records.append(result)
-    return Decoded(records, rejects.finish(), without_rows, budget.used())
+    return Decoded(records, rejects.finish(), without_rows, budget.used_bytes())
 
 
 class Rejects:
@@ -422,7 +424,7 @@ class Rejects:
         self.reason = ""  # of the first part that is merged
 
     def add(self, reject: Reject) -> None:
-        self.budget.fail(len(reject.part))
+        self.budget.charge_failure(len(reject.part))
         self.count += 1
         is_rest = reject.reason is Remainder.reason
         if is_rest or self.size >= MERGED_BYTES:
@@ -445,8 +447,8 @@ class Rejects:
 
     def append(self, part: bytes, reason: str) -> None:
         if self.message and not self.head:
-            self.head = self.message.head()
-        self.budget.charge(len(self.head) + len(part))
+            self.head = self.message.part_head()
+        self.budget.charge_bytes(len(self.head) + len(part))
         # so that a replay does not mistake a line that begins like a gzip file or a kept message for one
         if part.startswith(compressed_beginnings()) or START.match(part):
             part = b"\n" + part

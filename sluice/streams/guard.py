@@ -33,12 +33,12 @@ class Guard:
         self.running = False
         self.thread: threading.Thread | None = None
 
-    def around(self, stream: Stream) -> Stream:
+    def guard_stream(self, stream: Stream) -> Stream:
         """The stream with guarded decoders."""
-        part = stream.part and self.guarded(stream.part)
-        return stream._replace(decode=self.guarded(stream.decode), part=part)
+        part = stream.part and self.guard_decoder(stream.part)
+        return stream._replace(decode=self.guard_decoder(stream.decode), part=part)
 
-    def guarded(self, decode: Decode) -> Decode:
+    def guard_decoder(self, decode: Decode) -> Decode:
         def call(item: bytes, limits: Limits) -> Decoded:
             if self.thread is None:
                 self.start()

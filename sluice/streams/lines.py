@@ -23,7 +23,7 @@ class LineDecoder(Decoder):
         self.parse = parse
 
     @override
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+    def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         for line in bodies.split_lines(body, budget):
             if isinstance(line, Remainder):

@@ -51,24 +51,24 @@ class LogsDecoder(JsonDecoder):
     messages: tuple[str, ...] = ("message",)
 
     @override
-    def json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if not OBJECTS.match(body) and not bodies.is_json(body):  # a line may begin as JSON does: `[warn] disk full`
-            return self.text(body, message, budget)
-        return super().json(body, message, budget)
+            return self.decode_text(body, message, budget)
+        return super().decode_json(body, message, budget)
 
     @override
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if b"\n" in body:
-            return walk_rows(body, message, budget, self.value, self.contents)
+            return walk_rows(body, message, budget, self.decode_value, self.decode_contents)
         if bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
-            return (self.form(bodies.decode_form(body, budget.limits), message, budget),)
+            return (self.decode_form(bodies.decode_form(body, budget.limits), message, budget),)
         if form := typed_form(body, message, budget, self.messages):
-            return (self.form(form, message, budget),)
+            return (self.decode_form(form, message, budget),)
         if len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")
         if b"\0" in body:
             raise Invalid("text with a NUL")
-        return (self.line(body.decode()),)
+        return (self.decode_line(body.decode()),)
 
-    def line(self, text: str) -> Log:
+    def decode_line(self, text: str) -> Log:
         return Log(message=text)

@@ -39,7 +39,7 @@ class Message(NamedTuple):
     def parameter(self, name: str) -> str:
         return query_parameter(self.query, name)
 
-    def head(self) -> bytes:
+    def part_head(self) -> bytes:
         """The head for another, uncompressed body: as received, without the fields that describe the original body."""
         lines = [line + b"\r\n" for line in self.fields.split(b"\r\n")[:-1]]  # a bare newline ends no field line
         return self.start + b"".join(line for line in lines if not ENTITY.fullmatch(line)) + b"\r\n"

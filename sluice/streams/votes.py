@@ -34,4 +34,6 @@ class VotesDecoder(JsonDecoder):
     def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
         """A vote for each choice: so a form has checkboxes."""
         choices = [value for name, value in fields.pairs if name == "choice"] or [""]
-        return [self.form(fields | {"choice": choice} if choice else fields, message, budget) for choice in choices]
+        return [
+            self.decode_form(fields | {"choice": choice} if choice else fields, message, budget) for choice in choices
+        ]

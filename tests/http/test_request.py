@@ -34,9 +34,9 @@ def test_the_head_of_a_keyed_request_is_that_of_the_fields_one_by_one(
         environ = more | {"HTTP_IDEMPOTENCY_KEY": key}
         if "HTTP_SLUICE_SENDER" in more:
             environ["HTTP_SLUICE_SENDER"] = sender
-        assert shape.made(environ) == request.make_head(environ, place, None)
+        assert shape.encode_head(environ) == request.make_head(environ, place, None)
     with pytest.raises(Rejected) as raised:
-        shape.made(more | {"HTTP_IDEMPOTENCY_KEY": '"'})
+        shape.encode_head(more | {"HTTP_IDEMPOTENCY_KEY": '"'})
     assert raised.value.args == (BAD_KEY,)
 
 

@@ -211,7 +211,7 @@ def a_backlog_in_bodies(site: Site) -> str:
         assert ready - inlet.MAX_BACKLOG_BODIES < 100  # those posted before the gateway saw the backlog
         site.serves()
         inspector = Inspector(str(site.home / "run/redis.sock"))
-        inspector.purge("metrics", inspector.snapshot("metrics"))
+        inspector.purge("metrics", inspector.take_snapshot("metrics"))
     poll(lambda: post(site.port, "/metrics", b"7")[0] == 200)
     return f"{ready:,} bodies: 503; other streams, and once they are purged: 200"
 

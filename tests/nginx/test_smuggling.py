@@ -71,8 +71,8 @@ class Servers:
         statuses = [int(status) for status in STATUS.findall(received) if status != b"100"]
         with self.client.pipeline() as pipe:
             for stream in STREAMS:
-                pipe.lrange(Keys.of(stream).ready, 0, -1)
-                pipe.delete(Keys.of(stream).ready)
+                pipe.lrange(Keys.for_stream(stream).ready, 0, -1)
+                pipe.delete(Keys.for_stream(stream).ready)
             lists = pipe.execute()[::2]
         bodies = Counter((stream, bare(item)) for stream, items in zip(STREAMS, lists) for item in items)
         return Seen(statuses, bodies, reset)

@@ -33,8 +33,8 @@ def test_the_error_of_a_claim_is_gone_once_another_worker_has_settled_it(tmp: Pa
     with running([sys.executable, ROOT / "worker.py"], tmp / "worker.out", environment(tmp)) as worker:
         push(redis, GPS, stream="gps")
         poll(lambda: status(tmp)[1]["gps"]["error"])
-        (claim,) = Inspector(str(redis.socket)).snapshot("gps").claims
-        Outlet(str(redis.socket)).settle(Claim.of("gps", claim, 1))  # as a worker that got it when its lease ended
+        (claim,) = Inspector(str(redis.socket)).take_snapshot("gps").claims
+        Outlet(str(redis.socket)).settle(Claim.from_id("gps", claim, 1))  # as a worker that got it when its lease ended
         poll(lambda: "is gone from Redis" in (tmp / "worker.out").read_text())
         poll(lambda: status(tmp)[1]["gps"]["error"] is None)
         assert worker.poll() is None
@@ -43,10 +43,10 @@ def test_the_error_of_a_claim_is_gone_once_another_worker_has_settled_it(tmp: Pa
 def test_a_worker_reports_its_errors_and_their_end(redis: Server) -> None:
     outlet, inspector = Outlet(str(redis.socket)), Inspector(str(redis.socket))
     for errors in {"votes": "why"}, {}:
-        outlet.report((), errors)
+        outlet.report_state((), errors)
         assert [process.errors for process in inspector.processes()] == [errors]
-    outlet.report((), {"votes": "why"})
-    outlet.report()
+    outlet.report_state((), {"votes": "why"})
+    outlet.report_state()
     assert [process.errors for process in inspector.processes()] == [{}]
 
 

@@ -14,7 +14,7 @@ from sluice.spool.outlet import Outlet
 
 pytestmark = pytest.mark.contract
 
-KEYS = Keys.of("s")
+KEYS = Keys.for_stream("s")
 
 
 @pytest.mark.parametrize("step", [-3600, 3600])

@@ -41,7 +41,7 @@ def worker(server: Server) -> None:
 
 
 def test_a_worker_and_a_gateway_note_the_layout_and_an_operator_does_not(server: Server) -> None:
-    Inspector(str(server.socket)).snapshot("votes")
+    Inspector(str(server.socket)).take_snapshot("votes")
     assert not raw(server).exists(LAYOUT_KEY)
     worker(server)
     assert raw(server).get(LAYOUT_KEY) == b"%d" % LAYOUT

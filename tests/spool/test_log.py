@@ -66,7 +66,7 @@ def test_the_gateway_logs_why_it_refuses_bodies(broken: tuple[str, str], caplog:
         inlet.commit(group)
         assert group.refused
         assert group.refused["votes"].reason == "Redis does not answer."  # clients need not know more
-    assert inlet.ready() == "Redis does not answer."
+    assert inlet.unready_reason() == "Redis does not answer."
     votes, readyz = warnings(caplog)
     assert votes.startswith("votes: refusing bodies: Redis does not answer. (") and matches(cause, votes)
     assert readyz.startswith("/readyz: ") and matches(cause, readyz)
@@ -91,7 +91,7 @@ def test_the_worker_logs_why_it_cannot_take_bodies(broken: tuple[str, str], capl
 def test_the_operator_sees_why_nothing_is_known(broken: tuple[str, str]) -> None:
     address, cause = broken
     with pytest.raises(SPOOL_ERRORS) as raised:
-        Inspector(address).snapshot("votes")
+        Inspector(address).take_snapshot("votes")
     assert matches(cause, in_one_line(raised.value)) and SECRET not in in_one_line(raised.value)
 
 

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed (Debian: strace)"),
 ]
 
-VOTES = Keys.of("votes")
+VOTES = Keys.for_stream("votes")
 LIMITS = registry.body_limits(settings.load_settings({}))
 CALLS = "write,writev,pwrite64,pwritev,sendto,sendmsg,fsync,fdatasync"
 CALL = re.compile(r"(\d+) +(?:(\w+)\((\d+)<([^>]*)>|<\.\.\. (\w+) resumed>)(.*)")
@@ -267,7 +267,7 @@ def test_no_claim_is_settled_before_the_fsync_of_the_database_that_covers_it(tmp
                 for n in range(20):
                     push(inlet, [str(n)])
                     poll(lambda n=n: str(n) in stored(tmp))  # type: ignore[misc]
-                poll(lambda: not Inspector(str(redis.socket)).snapshot("votes").claims)
+                poll(lambda: not Inspector(str(redis.socket)).take_snapshot("votes").claims)
     settled = [event for event in sent(tmp / "trace", "ingest.db-wal", size) if "UNLINK" in event.text]
     assert len(settled) == 20
     assert settled[-1].written > size
@@ -305,8 +305,8 @@ def step(redis: Server, store: Store, settle: bool) -> None:
     assert claim
 
     bodies = [
-        Body.of(seq, claim.received(seq)[0], item, STREAMS["votes"].decode(item, LIMITS))
-        for seq, item in enumerate(outlet.items(claim), claim.first)
+        Body.from_decoded(seq, claim.arrival_of(seq)[0], item, STREAMS["votes"].decode(item, LIMITS))
+        for seq, item in enumerate(outlet.read_items(claim), claim.first)
     ]
     assert store.persist(claim, bodies).records == claim.count
     if settle:
@@ -331,7 +331,7 @@ def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old
         push(inlet, ["c1", "c2"])
         drain(redis, first)
         store.close()
-        highest = Inspector(str(redis.socket)).snapshot("votes").taken
+        highest = Inspector(str(redis.socket)).take_snapshot("votes").taken
     before = stored(first)
     assert (highest, sorted(before)) == (9, ["a1", "a2", "a3", "b1", "b2", "b3", "b4", "c1", "c2"])
     assert len(before) == len(set(before))
@@ -346,10 +346,10 @@ def test_wherever_the_log_is_cut_the_store_ignores_no_new_body_and_stores_no_old
             db.execute("VACUUM INTO ?", (str(home / "ingest.db"),))
         with start_from_cut(first / "redis", home, cut) as redis:
             new = [f"{n}-{i}" for i in range(9)]  # numbers 1 to 9 are all taken in the database
-            again += Inspector(str(redis.socket)).snapshot("votes").taken < highest
+            again += Inspector(str(redis.socket)).take_snapshot("votes").taken < highest
             push(Inlet(str(redis.socket), 1000), new)
             drain(redis, home)
-            left = Inspector(str(redis.socket)).snapshot("votes")
+            left = Inspector(str(redis.socket)).take_snapshot("votes")
             assert (left.ready, left.claims) == (0, {})
         after = stored(home)
         assert [choice for choice in after if choice in new] == new, f"cut at {cut} of {cuts[-1]}"

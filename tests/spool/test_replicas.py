@@ -27,7 +27,7 @@ from worker import Worker
 
 pytestmark = pytest.mark.contract
 
-VOTES = Keys.of("votes")
+VOTES = Keys.for_stream("votes")
 LIMITS = registry.body_limits(settings.load_settings({}))
 VOTE = b'{"poll":"p","choice":"%d"}'
 
@@ -104,12 +104,12 @@ def test_a_claim_and_a_snapshot_are_confirmed_by_as_many_replicas_as_are_require
     monkeypatch.setattr(contract, "REPLICAS_MS", 20_000)
     inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)
     poll(lambda: push(inlet, b"a"))
-    assert Inspector(str(pair.master.socket)).snapshot("votes", 1).confirmed
+    assert Inspector(str(pair.master.socket)).take_snapshot("votes", 1).confirmed
     assert Outlet(str(pair.master.socket), replicas=1).claim("votes")
     monkeypatch.setattr(contract, "REPLICAS_MS", 100)
     with pair.replica_stopped():
-        assert not Inspector(str(pair.master.socket)).snapshot("votes", 1).confirmed
-        assert Inspector(str(pair.master.socket)).snapshot("votes").confirmed
+        assert not Inspector(str(pair.master.socket)).take_snapshot("votes", 1).confirmed
+        assert Inspector(str(pair.master.socket)).take_snapshot("votes").confirmed
 
 
 def test_a_gateway_is_ready_only_if_replicas_confirm_and_a_new_one_asks_before_it_pushes(pair: Pair) -> None:
@@ -149,7 +149,7 @@ def test_the_first_check_of_a_connection_says_that_replicas_confirm(
 ) -> None:
     monkeypatch.setattr(gateway_side, "CONFIRM_MS", 60_000)
     monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 60)
-    assert Inlet(str(pair.master.socket), 10**9, replicas=1).ready() is None
+    assert Inlet(str(pair.master.socket), 10**9, replicas=1).unready_reason() is None
 
 
 def test_after_a_lost_connection_a_thread_connects_and_bodies_are_refused_at_once(
@@ -163,7 +163,7 @@ def test_after_a_lost_connection_a_thread_connects_and_bodies_are_refused_at_onc
     pair.at_master.client_kill_filter(_type="normal", skipme=True)
     for body in b"b", b"c":
         assert not push(inlet, body)
-        assert inlet.ready() == "Redis does not answer."
+        assert inlet.unready_reason() == "Redis does not answer."
     assert inlet.away
     away.rename(path)
     inlet.redis.connect()
@@ -241,7 +241,7 @@ def test_bodies_that_too_few_replicas_confirmed_and_a_failover_lost_are_not_miss
             Publisher(inspector, ["votes"], "c1", keep=False, replicas=int(server is pair.master)).publish(
                 store, last=True
             )
-            (votes,) = store.cells()[0].figures["streams"]
+            (votes,) = store.read_cells()[0].figures["streams"]
             return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
 
         inlet = Inlet(str(pair.master.socket), 10**9, replicas=1)

@@ -35,7 +35,7 @@ from sluice.streams.record import Vote
 
 pytestmark = pytest.mark.contract
 
-KEYS = Keys.of("s")
+KEYS = Keys.for_stream("s")
 
 
 def raw(server: Server) -> Any:
@@ -132,9 +132,9 @@ def claim(outlet: Outlet, stream: str = "s", **limits: float) -> Claim:
 def drained(outlet: Outlet, stream: str = "s", **limits: float) -> list[bytes]:
     """Claim and settle everything: all bodies in order. Checks that the sequence numbers are consecutive."""
     bodies: list[bytes] = []
-    first = int(outlet.redis.get(Keys.of(stream).taken) or 0) + 1
+    first = int(outlet.redis.get(Keys.for_stream(stream).taken) or 0) + 1
     while taken := outlet.claim(stream, **limits):  # type: ignore[arg-type]
-        found = list(outlet.items(taken))
+        found = list(outlet.read_items(taken))
         assert (taken.first, taken.count) == (first + len(bodies), len(found))
         bodies += found
         outlet.settle(taken)
@@ -312,7 +312,7 @@ def test_a_claim_takes_the_head_of_the_list_under_consecutive_numbers(inlet: Inl
     push(inlet, *numbers(7))
     one, two = claim(outlet, max_bodies=4), claim(outlet, max_bodies=4)
     assert [(x.first, x.count) for x in (one, two)] == [(1, 4), (5, 3)]
-    assert [*outlet.items(one), *outlet.items(two)] == numbers(7)
+    assert [*outlet.read_items(one), *outlet.read_items(two)] == numbers(7)
     assert outlet.claim("s") is None
     assert one.id.split(":")[1] == "1"
 
@@ -328,7 +328,7 @@ def test_a_claim_by_rename_and_a_claim_in_pieces_have_the_same_bodies(
     assert (calls(server, "rename"), calls(server, "lpop")) == (1, 0)
     assert drained(outlet, "t", max_bodies=997, max_bytes=100_000) == bodies
     assert calls(server, "lpop") > 0
-    assert inspector.snapshot("s")[:6] == inspector.snapshot("t")[:6] == (1000, 0, {}, {}, 0, 0)
+    assert inspector.take_snapshot("s")[:6] == inspector.take_snapshot("t")[:6] == (1000, 0, {}, {}, 0, 0)
 
 
 def test_a_claim_is_limited_in_bodies_and_in_bytes(inlet: Inlet, outlet: Outlet) -> None:
@@ -355,7 +355,7 @@ def test_a_large_claim_is_read_and_settled_in_parts(server: Server, inlet: Inlet
     taken: Claim | None = claim(outlet, max_bytes=10**8)
     found: list[list[bytes]] = []
     while taken:
-        found.append(outlet.items(taken))
+        found.append(outlet.read_items(taken))
         assert sum(map(len, found[-1])) <= MAX_BYTES
         taken = outlet.settle(taken, taken.first + len(found[-1]))
     assert sum(found, []) == bodies
@@ -370,11 +370,11 @@ def test_the_rest_of_a_claim_is_a_claim_with_its_lease_deliveries_and_marks(
     claim(outlet, lease=0)
     whole = claim(outlet)
     assert whole.deliveries == 2
-    outlet.attempt(whole)
+    outlet.count_attempt(whole)
     lease = raw(server).zscore(KEYS.claims, whole.id)
     rest = outlet.settle(whole, 4)
     assert rest and rest[:4] == ("s", whole.id.replace(":1:", ":4:"), 4, 7)
-    assert outlet.items(rest) == numbers(7, 3)
+    assert outlet.read_items(rest) == numbers(7, 3)
     assert raw(server).zrange(KEYS.claims, 0, -1, withscores=True) == [(rest.id.encode(), lease)]
     assert raw(server).hgetall(KEYS.deliveries) == {rest.id.encode(): b"1"}
     assert outlet.settle(whole, 2) is None  # by another worker, which has lost it
@@ -395,8 +395,8 @@ def test_a_claim_that_takes_a_list_just_below_its_limit_counts_every_body_once(
     taken = claim(outlet, max_bodies=10**6, max_bytes=limit)
     assert calls(server, "rename") == 0
     assert raw(server).llen(KEYS.claim + taken.id) == taken.count == len(bodies)
-    assert inspector.snapshot("s").taken == len(bodies)
-    assert list(outlet.items(taken)) == bodies
+    assert inspector.take_snapshot("s").taken == len(bodies)
+    assert list(outlet.read_items(taken)) == bodies
 
 
 def test_only_an_expired_claim_is_claimed_again_and_it_is_the_same(inlet: Inlet, outlet: Outlet) -> None:
@@ -407,7 +407,7 @@ def test_only_an_expired_claim_is_claimed_again_and_it_is_the_same(inlet: Inlet,
     again = poll(lambda: claim(outlet, lease=60))
     assert (again.id, again.first, again.count) == (first.id, 1, 6)
     assert again.size > 0
-    assert list(outlet.items(again)) == numbers(6)
+    assert list(outlet.read_items(again)) == numbers(6)
     assert outlet.claim("s") is None
 
 
@@ -455,7 +455,7 @@ def test_settle_leaves_only_the_counter_and_one_mark(
     outlet.settle(taken)
     left = KEYS.taken, KEYS.marks, KEYS.epochs, KEYS.history, contract.LAYOUT_KEY
     assert set(raw(server).keys("*")) == {key.encode() for key in left}
-    assert inspector.snapshot("s").taken == 10
+    assert inspector.take_snapshot("s").taken == 10
     assert len(marks(server)) == 1
 
 
@@ -472,17 +472,17 @@ def test_reading_a_claim_that_is_gone_raises_lost(inlet: Inlet, outlet: Outlet) 
     taken = claim(outlet)
     outlet.settle(taken)
     with pytest.raises(Lost):
-        list(outlet.items(taken))
+        list(outlet.read_items(taken))
 
 
 def test_a_claim_is_known_by_its_id(inlet: Inlet, outlet: Outlet) -> None:
     push(inlet, *numbers(9))
     claim(outlet, max_bodies=5)
     taken = claim(outlet)
-    again = Claim.of("s", taken.id, 4)
+    again = Claim.from_id("s", taken.id, 4)
     assert again == Claim("s", taken.id, 6, 4, 0, [])
     assert (again.end, again.epoch) == (10, taken.epoch)
-    assert list(outlet.items(again)) == numbers(4, 5)
+    assert list(outlet.read_items(again)) == numbers(4, 5)
 
 
 def test_a_script_flush_does_no_harm(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
@@ -496,7 +496,7 @@ def test_a_script_flush_does_no_harm(server: Server, inlet: Inlet, outlet: Outle
         raw(server).script_flush()
         outlet.settle(taken)
         raw(server).script_flush()
-        assert inspector.snapshot("s").claims == {}
+        assert inspector.take_snapshot("s").claims == {}
 
 
 def test_large_sequence_numbers_stay_exact(server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector) -> None:
@@ -506,7 +506,7 @@ def test_large_sequence_numbers_stay_exact(server: Server, inlet: Inlet, outlet:
     assert (taken.first, taken.id.split(":")[1]) == (10**15 + 1, str(10**15 + 1))
     assert claim(outlet).first == 10**15 + 3
     outlet.settle(taken)
-    assert inspector.snapshot("s").taken == 10**15 + 3
+    assert inspector.take_snapshot("s").taken == 10**15 + 3
     assert marks(server)[0][0] == 10**15 + 1
 
 
@@ -516,32 +516,32 @@ def test_a_body_that_another_tool_pushed_is_claimed_and_dated_by_the_claim(
     raw(server).rpush(KEYS.ready, b"a")
     before = time.time()
     taken = claim(outlet)
-    assert list(outlet.items(taken)) == [b"a"]
+    assert list(outlet.read_items(taken)) == [b"a"]
     # there is no mark, so the time of the claim dates it
-    assert before <= taken.received(1)[0] / 1e6 <= time.time()
+    assert before <= taken.arrival_of(1)[0] / 1e6 <= time.time()
 
 
 def test_a_snapshot_shows_the_state_of_a_stream(
     server: Server, inlet: Inlet, outlet: Outlet, inspector: Inspector
 ) -> None:
-    assert inspector.snapshot("s") == (0, 0, {}, {}, 0, 0, [], True, "", None)
+    assert inspector.take_snapshot("s") == (0, 0, {}, {}, 0, 0, [], True, "", None)
     assert outlet.has_work(["s", "t"]) == [False, False]
     before = time.time()
     push(inlet, *numbers(10))
     one, two = claim(outlet, max_bodies=2), claim(outlet, max_bodies=3)
-    now = inspector.snapshot("s")
+    now = inspector.take_snapshot("s")
     assert now[:3] == (5, 5, {one.id: 2, two.id: 3})
     assert now.ages.keys() == {one.id, two.id, ""}
     assert all(0 <= age <= time.time() - before for age in now.ages.values())
     assert outlet.has_work(["s", "t"]) == [True, False]
     outlet.settle(one)
-    assert inspector.snapshot("s")[:3] == (5, 5, {two.id: 3})
+    assert inspector.take_snapshot("s")[:3] == (5, 5, {two.id: 3})
     push(inlet, bytes(100_000))
     claim(outlet)
-    claimed = inspector.snapshot("s")
+    claimed = inspector.take_snapshot("s")
     assert claimed.ready == 0 and (claimed.size or 0) > 100_000
     raw(server).rpush("ingest:{another}", "a")
-    assert inspector.streams() == {"s", "another"}
+    assert inspector.list_streams() == {"s", "another"}
 
 
 # marks
@@ -563,13 +563,13 @@ def test_the_age_of_the_list_is_that_of_its_first_body(
     push(inlet, b"b")
     (_, (_, second)) = marks(server)
     before = now()
-    ages = inspector.snapshot("s").ages
+    ages = inspector.take_snapshot("s").ages
     assert before - second <= ages[""] * 1e6 <= now() - second
 
 
 def test_a_mark_dates_the_bodies_from_its_own_sequence_number_up_to_the_next_mark() -> None:
     taken = Claim("s", "run:11:0", 11, 10, 0, marks=[(8, 100), (14, 200), (17, 300)])
-    dates = {seq: taken.received(seq) for seq in (11, 13, 14, 16, 17, 20)}
+    dates = {seq: taken.arrival_of(seq) for seq in (11, 13, 14, 16, 17, 20)}
     assert dates == {11: (100, 14), 13: (100, 14), 14: (200, 17), 16: (200, 17), 17: (300, 21), 20: (300, 21)}
 
 
@@ -585,8 +585,8 @@ def test_a_body_is_dated_within_a_tenth_of_a_second(inlet: Inlet, outlet: Outlet
     until = 0
     for seq, (before, after) in enumerate(times, 1):
         if seq >= until:  # as the worker asks
-            received, until = taken.received(seq)
-        assert received == taken.received(seq)[0]
+            received, until = taken.arrival_of(seq)
+        assert received == taken.arrival_of(seq)[0]
         assert before - 0.101 <= received / 1e6 <= after
     assert until == taken.count + 1
 
@@ -608,10 +608,10 @@ def test_a_process_reports_its_counts_once_in_an_interval(
     assert reported
     push(inlet, *numbers(10))
     push(inlet, b"x")
-    inlet.report()
+    inlet.report_counts()
     assert calls(server, "hincrby") == reported
     inlet.counts.due = 0.0
-    inlet.report()  # without a commit
+    inlet.report_counts()  # without a commit
     assert calls(server, "hincrby") > reported
 
 
@@ -632,12 +632,12 @@ def test_settle_trims_marks_that_no_body_needs(
         push(inlet, body)
     assert len(marks(server)) == 100
     one, two = claim(outlet, max_bodies=30), claim(outlet, max_bodies=30)
-    dates = [one.received(seq) for seq in range(1, 31)]
+    dates = [one.arrival_of(seq) for seq in range(1, 31)]
     outlet.settle(two)
     assert len(marks(server)) == 100  # the oldest claim is still open
     outlet.renew(one, 0)
     again = claim(outlet)
-    assert (again.id, [again.received(seq) for seq in range(1, 31)]) == (one.id, dates)
+    assert (again.id, [again.arrival_of(seq) for seq in range(1, 31)]) == (one.id, dates)
     outlet.settle(again)
     assert marks(server)[0][0] == 61
     assert len(marks(server)) == 40
@@ -710,18 +710,18 @@ def test_small_bodies_after_a_large_one_are_counted_by_their_own_size(server: Se
 def test_retry_after_is_the_excess_divided_by_the_drain_rate() -> None:
     backlog = Backlog("s")
     for second in range(60):
-        backlog.update(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
+        backlog.update_from_mark(100 * second, 1000, b"%d" % (second * 10**6), 100_000)
     assert backlog.rate == pytest.approx(100, rel=0.01)
-    assert [backlog.refusal(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
-    assert Backlog("s").refusal(10, "").retry_after == 1  # nothing is known yet
+    assert [backlog.make_refusal(excess, "").retry_after for excess in (1, 99, 250, 10**6)] == [1, 1, 3, 60]
+    assert Backlog("s").make_refusal(10, "").retry_after == 1  # nothing is known yet
     backlog.rate = 0.5
-    assert [backlog.refusal(excess, "").retry_after for excess in (1, 20)] == [2, 40]
+    assert [backlog.make_refusal(excess, "").retry_after for excess in (1, 20)] == [2, 40]
 
 
 def watch(backlog: Backlog, *samples: tuple[float, int, int]) -> None:
     """Marks: (seconds, bodies claimed, bodies ready)."""
     for at, claimed, ready in samples:
-        backlog.update(claimed, ready, b"%d" % (at * 1e6), 100 * ready)
+        backlog.update_from_mark(claimed, ready, b"%d" % (at * 1e6), 100 * ready)
 
 
 def test_the_drain_rate_is_known_after_two_samples_and_averages_the_last_ten_seconds() -> None:
@@ -758,7 +758,7 @@ def test_retry_after_grows_while_nothing_drains() -> None:
     told = []
     for second in range(14):
         watch(backlog, (second, 0, 1000))
-        told.append(backlog.refusal(1, "").retry_after)
+        told.append(backlog.make_refusal(1, "").retry_after)
     assert told == [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 60, 60, 60, 60]
 
 
@@ -768,7 +768,9 @@ def test_a_client_that_waits_for_retry_after_is_accepted(
     inlet = Inlet(str(server.socket), 100)
     push(inlet, *numbers(250))
     inlet.backlogs["s"].rate = 100.0
-    monkeypatch.setattr(Backlog, "update", lambda backlog, claimed, ready, us, size: setattr(backlog, "length", ready))
+    monkeypatch.setattr(
+        Backlog, "update_from_mark", lambda backlog, claimed, ready, us, size: setattr(backlog, "length", ready)
+    )
     told = push(inlet, b"late")
     assert told == Refusal("The backlog is over its limit.", 2)  # (250 - 100 + 1) / 100
     taken = claim(outlet, max_bodies=100 * told.retry_after)  # as many as drain in that time
@@ -855,24 +857,24 @@ def test_a_full_redis_refuses_pushes_and_can_still_be_drained(tmp: Path, monkeyp
         backlog = inlet.backlogs["s"]
         backlog.rate = backlog.length // 20 / 30  # a twentieth of the list leaves it in 30 seconds, one body more later
         with monkeypatch.context() as patch:
-            patch.setattr(Backlog, "update", lambda *mark: None)
+            patch.setattr(Backlog, "update_from_mark", lambda *mark: None)
             assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 31)
             backlog.rate = (backlog.length // 20 + 1.5) / 30  # so does one body more, but not two
             assert push(inlet, *[b"x" * 1000] * 100) == Refusal("Redis is full.", 30)
         raw(server).config_set("maxmemory", "2mb")  # full for even the smallest body
         assert push(inlet, b"y", stream="t")
-        assert "maxmemory" in (inlet.ready() or "")
+        assert "maxmemory" in (inlet.unready_reason() or "")
         taken = 0
         while found := outlet.claim("s", max_bodies=500):
             assert outlet.renew(found)
-            assert all(body == b"x" * 1000 for body in outlet.items(found))
-            assert inspector.snapshot("s").claims == {found.id: found.count}
+            assert all(body == b"x" * 1000 for body in outlet.read_items(found))
+            assert inspector.take_snapshot("s").claims == {found.id: found.count}
             outlet.settle(found)
             taken += found.count
         assert taken == pushed
         raw(server).config_set("maxmemory", "8mb")
         assert push(inlet, b"z") is None
-        assert inlet.ready() is None
+        assert inlet.unready_reason() is None
 
 
 def test_a_claim_in_pieces_is_complete_in_a_full_redis(tmp: Path) -> None:
@@ -881,11 +883,11 @@ def test_a_claim_in_pieces_is_complete_in_a_full_redis(tmp: Path) -> None:
         inspector = Inspector(str(server.socket))
         while push(inlet, *[b"x" * 1000] * 100) is None:
             pass
-        before = inspector.snapshot("s").ready
+        before = inspector.take_snapshot("s").ready
         assert before > 1000
         taken = claim(outlet, max_bodies=900)
-        assert len(list(outlet.items(taken))) == taken.count == 900
-        assert inspector.snapshot("s")[:2] == (900, before - 900)
+        assert len(list(outlet.read_items(taken))) == taken.count == 900
+        assert inspector.take_snapshot("s")[:2] == (900, before - 900)
 
 
 # epochs: what names the numbers of a history of the list
@@ -911,7 +913,7 @@ def test_a_restart_begins_a_spool_and_bodies_of_before_keep_theirs(own: Server, 
         assert claim(outlet)[:4] == opened[:4]  # delivered again, as it was
         rest, later = claim(outlet), claim(outlet)  # a claim has bodies of one spool
         assert [(one.epoch, one.first, one.count) for one in (rest, later)] == [(old, 5, 6), (new, 11, 3)]
-        assert [*outlet.items(rest), *outlet.items(later)] == numbers(9, 4)
+        assert [*outlet.read_items(rest), *outlet.read_items(later)] == numbers(9, 4)
         push(inlet, b"x")
         assert claim(outlet).epoch == new
         assert epochs(again) == {new: 15}
@@ -942,7 +944,7 @@ def test_deleting_the_counter_begins_a_spool(server: Server, inlet: Inlet, outle
     after = claim(outlet)
     assert (before.first, after.first) == (1, 1)
     assert before.epoch != after.epoch
-    assert Inspector(str(server.socket)).snapshot("s").history == [Window(after.epoch, 1, 2, 1)]
+    assert Inspector(str(server.socket)).take_snapshot("s").history == [Window(after.epoch, 1, 2, 1)]
 
 
 def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: Path) -> None:
@@ -953,34 +955,34 @@ def test_a_purge_past_the_end_of_a_spool_leaves_the_next_one(own: Server, tmp: P
         push(Inlet(str(again.socket), 10**9), *numbers(5, 5))
         old, new = epochs(again)
         inspector = Inspector(str(again.socket))
-        inspector.purge("s", inspector.snapshot("s")._replace(ready=7))
+        inspector.purge("s", inspector.take_snapshot("s")._replace(ready=7))
         taken = claim(Outlet(str(again.socket)))
         assert (taken.epoch, taken.first, taken.count) == (new, 8, 3)
         assert epochs(again) == {new: 11}
-        history = Inspector(str(again.socket)).snapshot("s").history
+        history = Inspector(str(again.socket)).take_snapshot("s").history
         assert history == [Window(old, 1, 6), Window(new, 6, 11, 10)]  # kept for the ledger
 
 
 def test_a_purge_leaves_bodies_that_have_the_numbers_of_those_that_the_operator_saw(own: Server, tmp: Path) -> None:
     inspector = Inspector(str(own.socket))
     push(Inlet(str(own.socket), 10**9), *numbers(5))
-    seen = inspector.snapshot("s")
+    seen = inspector.take_snapshot("s")
     raw(own).flushall()
     push(Inlet(str(own.socket), 10**9), *numbers(5, 5))
-    assert (inspector.purge("s", seen), inspector.snapshot("s").ready) == (0, 5)
-    seen = inspector.snapshot("s")
+    assert (inspector.purge("s", seen), inspector.take_snapshot("s").ready) == (0, 5)
+    seen = inspector.take_snapshot("s")
     own.process.kill()
     own.process.wait()
     with redis_server(tmp) as again:
         raw(again).ltrim(KEYS.ready, 0, 1)  # its log has lost the end
         push(Inlet(str(again.socket), 10**9), *numbers(5, 10))
         inspector = Inspector(str(again.socket))
-        assert (inspector.purge("s", seen), inspector.snapshot("s").ready) == (2, 5)
+        assert (inspector.purge("s", seen), inspector.take_snapshot("s").ready) == (2, 5)
 
 
 def test_a_list_without_an_epoch_has_no_history(own: Server) -> None:
     raw(own).rpush(KEYS.ready, b"from a tool")
-    snapshot = Inspector(str(own.socket)).snapshot("s")
+    snapshot = Inspector(str(own.socket)).take_snapshot("s")
     assert (snapshot.ready, snapshot.history) == (1, [])
 
 
@@ -1012,7 +1014,7 @@ def test_the_first_push_after_a_lost_connection_or_an_error_is_marked(through: s
         return
     own.process.kill()
     own.process.wait()
-    inlet.ready() if through == "ready" else inlet.report(last=True)
+    inlet.unready_reason() if through == "ready" else inlet.report_counts(last=True)
     with redis_server(tmp) as again:
         assert push(inlet, b"b") is None
         assert [seq for seq, _ in marks(again)] == [1, 2]
@@ -1028,7 +1030,7 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
     def ledger() -> list[int]:
         """Leave the figures in the database, and read them there."""
         Publisher(Inspector(str(server.socket)), ["votes"], "c1", keep=False).publish(store, last=True)
-        ((_, _, figures),) = store.cells()
+        ((_, _, figures),) = store.read_cells()
         (votes,) = figures["streams"]
         return [votes[state] for state in ("accepted", "ready", "stored", "missing")]
 
@@ -1036,7 +1038,7 @@ def test_after_a_kill_each_body_is_stored_once_and_new_ones_with_lost_numbers_to
         while taken := outlet.claim("votes", **limits):  # type: ignore[arg-type]
             bodies = [
                 Body(seq, 0, item, (Vote(poll="p", choice=item.decode()),))
-                for seq, item in enumerate(outlet.items(taken), taken.first)
+                for seq, item in enumerate(outlet.read_items(taken), taken.first)
             ]
             store.persist(taken, bodies)
             outlet.settle(taken)
@@ -1079,7 +1081,7 @@ def test_a_lost_connection_refuses_the_whole_batch_and_not_the_next_one(own: Ser
         group = inlet.append(stream, b"b")
     inlet.commit(group)
     assert group.refused == dict.fromkeys("stu", Refusal("Redis does not answer.", 1))
-    assert inlet.ready() == "Redis does not answer."
+    assert inlet.unready_reason() == "Redis does not answer."
     with redis_server(tmp) as again:
         assert push(inlet, b"c") is None
         assert raw(again).lrange(KEYS.ready, 0, -1) == [b"a", b"c"]
@@ -1112,10 +1114,10 @@ def test_while_a_reply_is_missing_everything_is_refused_and_nothing_is_sent(
         assert push(inlet, b"b") == away
         for body in numbers(20):
             assert push(inlet, body) == away
-            assert inlet.ready() == away.reason
-            inlet.report(last=True)
+            assert inlet.unready_reason() == away.reason
+            inlet.report_counts(last=True)
     poll(lambda: not inlet.away)
-    poll(lambda: inlet.ready() is None)
+    poll(lambda: inlet.unready_reason() is None)
     poll(lambda: push(inlet, b"c") is None)
     assert [*dict.fromkeys(raw(own).lrange(KEYS.ready, 0, -1))] == [b"a", b"b", b"c"]
 
@@ -1126,7 +1128,7 @@ def test_a_redis_that_is_killed_while_it_hangs_is_found_again(
     monkeypatch.setattr(gateway_side, "TIMEOUT_SECONDS", 0.2)
     inlet = Inlet(str(own.socket), 10**9)
     with stopped(own.pid):
-        assert inlet.ready() == "Redis does not answer."
+        assert inlet.unready_reason() == "Redis does not answer."
         own.process.kill()
         own.process.wait()
     with redis_server(tmp):
@@ -1134,7 +1136,7 @@ def test_a_redis_that_is_killed_while_it_hangs_is_found_again(
 
 
 def test_the_readiness_checks_of_one_turn_ask_redis_once(server: Server, inlet: Inlet) -> None:
-    assert [inlet.ready() for _ in range(20)] == [None] * 20
+    assert [inlet.unready_reason() for _ in range(20)] == [None] * 20
     assert calls(server, "set") < 20
 
 
@@ -1191,9 +1193,9 @@ def test_a_signal_during_a_reply_leaves_none_for_the_next_command(
     push(inlet, b"a")
     reads: dict[str, Callable[[], Any]] = {
         "a claim": lambda: outlet.claim("empty"),
-        "a snapshot": lambda: inspector.snapshot("empty"),
+        "a snapshot": lambda: inspector.take_snapshot("empty"),
         "has_work": lambda: outlet.has_work(["empty", "empty"]),
-        "a report": outlet.report,
+        "a report": outlet.report_state,
     }
     reads[read]()  # connects
     with monkeypatch.context() as patch:
@@ -1201,12 +1203,12 @@ def test_a_signal_during_a_reply_leaves_none_for_the_next_command(
         with pytest.raises(KeyboardInterrupt):
             reads[read]()
     assert outlet.has_work(["s", "empty"]) == [True, False]
-    assert inspector.snapshot("s").ready == 1
+    assert inspector.take_snapshot("s").ready == 1
     assert claim(outlet).count == 1
     raw(server).set("ingest:counts", "not a hash")
     outlet.counts.counter("stored s").n += 1
     with pytest.raises(client.ResponseError):
-        outlet.report()
+        outlet.report_state()
 
 
 def test_a_command_that_cannot_be_sent_gives_its_connection_back(
@@ -1253,13 +1255,13 @@ def test_after_redis_is_killed_acknowledged_bodies_are_there_and_settled_ones_ar
                 with contextlib.suppress(client.RedisError):
                     if n % 10 == 9:
                         taken = claim(outlet, max_bodies=8)
-                        bodies = set(outlet.items(taken))
+                        bodies = set(outlet.read_items(taken))
                         unknown |= bodies
                         outlet.settle(taken)
                         settled |= bodies
             deadly.join()
     with redis_server(tmp) as server:
-        db, now = raw(server), Inspector(str(server.socket)).snapshot("s")
+        db, now = raw(server), Inspector(str(server.socket)).take_snapshot("s")
         claims = [db.lrange(KEYS.claim + name, 0, -1) for name in now.claims]
         there = [*db.lrange(KEYS.ready, 0, -1), *(body for bodies in claims for body in bodies)]
         assert len(settled) > 20
@@ -1300,7 +1302,7 @@ def test_a_claim_is_lost_when_redis_is_flushed(own: Server) -> None:
     raw(own).flushall()
     push(inlet, b"new")
     with pytest.raises(Lost):
-        list(outlet.items(taken))
+        list(outlet.read_items(taken))
     assert not outlet.renew(taken)
     outlet.settle(taken)
     assert drained(outlet) == [b"new"]

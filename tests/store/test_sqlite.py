@@ -187,12 +187,12 @@ class TestSqlite(StoreTests):
     def test_a_table_that_is_gone_has_no_old_rows(self, backend: SqliteStore, store: Store) -> None:
         with contextlib.closing(apsw.Connection(str(backend.path))) as db:
             db.execute("DROP TABLE votes")
-        assert store.expire("votes", NOON) is False
+        assert store.expire_stream("votes", NOON) is False
 
     def test_the_last_row_of_a_stream_is_not_deleted_by_age(self, backend: SqliteStore, store: Store) -> None:
         """Otherwise the next row would get its rowid, and the follower would not see it."""
         store.persist(*votes("a", "b"))
-        while store.expire("votes", 1 << 51):
+        while store.expire_stream("votes", 1 << 51):
             pass
         store.persist(*votes("c", first=3))
         assert backend.ask("SELECT rowid, choice FROM votes") == [(2, "b"), (3, "c")]
@@ -323,14 +323,14 @@ class TestSqlite(StoreTests):
     def test_an_operator_command_finds_the_file_that_is_there_now(self, backend: SqliteStore, store: Store) -> None:
         reader = open_store(backend.url, STREAMS, make=False)
         store.persist(*votes("a"))
-        assert reader.ledger("votes").bodies == 1
+        assert reader.read_ledger("votes").bodies == 1
         store.close()
         for suffix in "", "-wal", "-shm":
             Path(f"{backend.path}{suffix}").rename(backend.path.parent / f"former.db{suffix}")
         open_store(backend.url, STREAMS).close()
         with pytest.raises(Unavailable):
-            reader.ledger("votes")
-        assert reader.ledger("votes").bodies == 0
+            reader.read_ledger("votes")
+        assert reader.read_ledger("votes").bodies == 0
         reader.close()
 
     def test_the_log_is_cut_after_a_long_reader(
@@ -339,12 +339,12 @@ class TestSqlite(StoreTests):
         monkeypatch.setattr("sluice.store.sqlite.file.LOG_BYTES", 1 << 20)
         reader = open_store(backend.url, STREAMS, make=False)
         with reader.transaction(read=True) as db:
-            reader.run(db, "SELECT count(*) FROM batches")
+            reader.run_sql(db, "SELECT count(*) FROM batches")
             for first in range(1, 40):
                 store.persist(*votes("x" * 100_000, first=first))
-            store.fold()  # it does not wait for the reader
+            store.fold_batches()  # it does not wait for the reader
             assert self.log_size(backend) > 2 << 20
-        store.fold()
+        store.fold_batches()
         assert self.log_size(backend) == 0
         reader.close()
         assert len(self.choices(backend)) == 39
@@ -363,7 +363,7 @@ class TestSqlite(StoreTests):
         with pytest.raises(RuntimeError):
             store.persist(*votes(*["x" * 100_000] * 40))
         assert self.log_size(backend) > 2 << 20
-        other.fold()
+        other.fold_batches()
         assert self.log_size(backend) == 0
         other.close()
 

@@ -37,7 +37,7 @@ def endpoints() -> Endpoints:
 
 
 def found(path: str) -> Endpoint | None:
-    return endpoints().find({"PATH_INFO": path})
+    return endpoints().find_endpoint({"PATH_INFO": path})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_path_that_varies_is_found_and_no_other(path: str, route: str | None) 
 def test_paths_that_vary_are_remembered_but_not_without_end() -> None:
     known = endpoints()
     for number in range(2000):
-        endpoint = known.find({"PATH_INFO": f"/any/{number}"})
+        endpoint = known.find_endpoint({"PATH_INFO": f"/any/{number}"})
         assert endpoint is not None and endpoint.path == "/any/*"
     assert len(known.by_path) == 1024 + 1
     assert len([*known]) == len(ROUTES)

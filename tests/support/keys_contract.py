@@ -67,7 +67,7 @@ class Here:
     ) -> None:
         config = settings.load_settings({"INGEST_UNIQUE": unique})
         own = {
-            stream.name: stream._replace(rule=stream_rule(stream, *config.unique.of(stream.name)))
+            stream.name: stream._replace(rule=stream_rule(stream, *config.unique.for_stream(stream.name)))
             for stream in (ORDERS, READINGS)
         }
         self.streams = load_streams(config) | own
@@ -89,12 +89,12 @@ class Here:
             group = decode_claim(claim, bodies, self.streams[stream], limits, counts, transaction_limits.TURN_SECONDS)
             stored = self.store.persist(claim.part(claim.first, group.end), group.bodies, limits)
             records, letters = records + stored.records, letters + stored.letters
-            claim = claim.after(group.end)
+            claim = claim.rest_from(group.end)
         return records, letters
 
     def rows(self, stream: str) -> int:
         with self.store.transaction(read=True) as db:
-            return int(self.store.run(db, f'SELECT count(*) FROM "{stream}"')[0][0])
+            return int(self.store.run_sql(db, f'SELECT count(*) FROM "{stream}"')[0][0])
 
     def replay(self, limits: Limits = Limits()) -> tuple[int, int, list[str]]:  # noqa: B008  # it cannot change
         """Letters that are stored now, and that are still dead with their reasons."""
@@ -127,7 +127,7 @@ def test_a_body_with_a_key_is_stored_once_whatever_it_says(url: str) -> None:
     assert here.put("votes", keyed('"a"', VOTE), keyed("a", b'{"poll":"q","choice":"c"}'), keyed("b", VOTE)) == (2, 0)
     assert here.put("votes", keyed("a", VOTE), VOTE) == (1, 0)
     assert here.put("gps", keyed("a", fix("bus"), "/gps")) == (1, 0)  # of another stream
-    ledger = here.store.ledger("votes")
+    ledger = here.store.read_ledger("votes")
     assert (ledger.bodies, ledger.duplicate, here.rows("votes")) == (7, 2, 5)
 
 
@@ -189,7 +189,7 @@ def test_telemetry_is_its_own_key_if_each_record_has_its_time(url: str) -> None:
     point = b'{"name":"m","value":%d,"time":%d}'
     twice, never = point % (1, 1_767_000_000), b'{"name":"m","value":1}'
     assert here.put("metrics", twice, twice, never, never) == (3, 0)
-    assert here.store.ledger("gps").duplicate == 3
+    assert here.store.read_ledger("gps").duplicate == 3
 
 
 def test_a_large_body_is_its_own_key_only_if_its_last_record_has_a_time_too(url: str) -> None:
@@ -207,10 +207,10 @@ def test_the_records_of_a_batch_that_was_grouped_anew_are_stored_once(url: str) 
     a, b, c, untimed = fix("a"), fix("b"), fix("c"), fix("a", None)
     assert here.put("gps", b"[" + a + b"," + b + b"]", b"[" + b + b"," + c + b"," + untimed + b"]") == (4, 0)
     assert here.put("gps", b"[" + a + b"," + c + b"]", a, untimed, b'{"device":"x"}') == (1, 1)
-    assert here.store.ledger("gps").duplicate == 2  # of which nothing is new
+    assert here.store.read_ledger("gps").duplicate == 2  # of which nothing is new
     many = b"[" + b",".join(fix(f"d{n}") for n in range(3_000)) + b"]"
     assert here.put("gps", many, many[:-1] + b"," + fix("z") + b"]", many) == (3_001, 0)
-    assert here.store.ledger("gps").duplicate == 3
+    assert here.store.read_ledger("gps").duplicate == 3
 
 
 @pytest.mark.parametrize("unique", ["1d", "gps=1d/record"])
@@ -218,7 +218,7 @@ def test_a_body_without_rows_is_stored_and_is_no_duplicate(url: str, unique: str
     here = Here(url, unique)
     nothing = b"[]", b" ", keyed("a", b"[]", "/gps"), keyed("a", b"[]", "/gps")
     assert here.put("gps", *nothing, fix("a"), fix("a"), b"[" + b" " * LARGE + b"]") == (1, 0)
-    ledger = here.store.ledger("gps")
+    ledger = here.store.read_ledger("gps")
     assert (ledger.bodies, ledger.dead, ledger.duplicate, here.rows("gps")) == (7, 0, 1, 1)
 
 
@@ -233,7 +233,7 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
 
     def declare(field: str) -> None:
         gps = custom.stream("gps", here.streams["gps"].record, unique=(field,))
-        here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.of("gps")))
+        here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.for_stream("gps")))
 
     declare("lat")
     assert here.put("gps", b'{"device":"a","lat":7,"lon":1}', b'{"device":"b","lat":7,"lon":2}') == (1, 0)
@@ -247,20 +247,22 @@ def test_the_value_of_another_field_is_no_key_after_the_declaration_has_changed(
 def test_a_datetime_that_is_stored_alike_makes_records_one(url: str, fields: tuple[str, ...]) -> None:
     here = Here(url)
     orders = custom.stream("orders", Order, unique=fields)
-    here.streams["orders"] = orders._replace(rule=stream_rule(orders, *settings.load_settings({}).unique.of("orders")))
+    here.streams["orders"] = orders._replace(
+        rule=stream_rule(orders, *settings.load_settings({}).unique.for_stream("orders"))
+    )
     same = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00+01:00", "2026-01-01T12:00:00.000", "2026-01-01T06:30:00-05:30"
     assert here.put("orders", *(b'{"id":"1","at":"%b"}' % at.encode() for at in same)) == (1, 0)
     assert here.put("orders", b'{"id":"1","at":"2026-01-01T12:00:00+01:00"}') == (1, 0)
     assert here.put("orders", b'{"id":"1","at":"0001-01-01T00:00:00+01:00"}', b'{"id":"2"}') == (1, 1)  # no year in UTC
     with here.store.transaction(read=True) as db:
-        found = here.store.run(db, "SELECT at FROM orders WHERE at IS NOT NULL ORDER BY at")
+        found = here.store.run_sql(db, "SELECT at FROM orders WHERE at IS NOT NULL ORDER BY at")
     assert [at for (at,) in found] == ["2026-01-01T11:00:00.000000Z", "2026-01-01T12:00:00.000000Z"]
 
 
 def test_two_zeros_are_stored_alike(url: str) -> None:
     here = Here(url)
     gps = custom.stream("gps", here.streams["gps"].record, unique=("lat", "lon"))
-    here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.of("gps")))
+    here.streams["gps"] = gps._replace(rule=stream_rule(gps, *settings.load_settings({}).unique.for_stream("gps")))
     zeros = b'{"device":"a","lat":0.0,"lon":-0.0}', b'{"device":"b","lat":-0.0,"lon":0.0}'
     assert here.put("gps", *zeros) == (1, 0)
 
@@ -294,8 +296,8 @@ def test_a_dead_body_has_its_key_and_its_replay_is_no_duplicate_of_it(url: str) 
     assert here.put("votes", keyed("a", b'{"poll":"p"}'), keyed("a", VOTE)) == (0, 1)
     assert here.replay() == (0, 1, ["missing: choice"])
     with here.store.transaction() as db:
-        body = here.store.run(db, "SELECT body FROM dead_letters")[0][0]
-        here.store.run(db, "UPDATE dead_letters SET body = ?", (bytes(body).replace(b'"p"', b'"p","choice":"c"'),))
+        body = here.store.run_sql(db, "SELECT body FROM dead_letters")[0][0]
+        here.store.run_sql(db, "UPDATE dead_letters SET body = ?", (bytes(body).replace(b'"p"', b'"p","choice":"c"'),))
     assert here.replay() == (1, 0, [])
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
     assert here.rows("votes") == 1
@@ -305,7 +307,7 @@ def test_a_letter_whose_key_was_stored_meanwhile_says_so(url: str) -> None:
     here = Here(url)
     assert here.put("votes", keyed("a", b'{"poll":"p"}')) == (0, 1)
     with here.store.transaction() as db:  # as after the window
-        here.store.run(db, "DELETE FROM batches_keys")
+        here.store.run_sql(db, "DELETE FROM batches_keys")
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
     stored, dead, (reason,) = here.replay()
     assert (stored, dead) == (0, 1) and reason.startswith("duplicate: ")
@@ -401,7 +403,7 @@ def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
     assert here.put("gps", *bodies[:20], bodies[0], bodies[1], *bodies[20:]) == (80, 0)
     assert here.put("gps", *bodies[30:], *bodies, gzip.compress(bodies[7]), fix("new")) == (1, 0)
     with here.store.transaction(read=True) as db:
-        rows = here.store.run(db, "SELECT seq, device FROM gps")  # in the order of the table
+        rows = here.store.run_sql(db, "SELECT seq, device FROM gps")  # in the order of the table
     assert sorted(device for _, device in rows) == sorted(f"d{n}" for n in range(80)) + ["new"]
     assert [seq for seq, _ in rows] == sorted(seq for seq, _ in rows)
 
@@ -409,7 +411,7 @@ def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
 def test_all_keys_of_a_claim_are_one_statement_before_its_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(url)
     assert here.put("gps", fix("first")) == (1, 0)
-    put_keys, insert, seen = here.store.put_keys, here.store.insert, list[object]()
+    put_keys, insert, seen = here.store.put_keys, here.store.insert_bodies, list[object]()
 
     def count_keys(*given: Any) -> Any:
         seen.append(len(given[-1]))
@@ -420,7 +422,7 @@ def test_all_keys_of_a_claim_are_one_statement_before_its_rows(url: str, monkeyp
         return insert(*given)
 
     monkeypatch.setattr(here.store, "put_keys", count_keys)
-    monkeypatch.setattr(here.store, "insert", note_rows)
+    monkeypatch.setattr(here.store, "insert_bodies", note_rows)
     several = [b"[" + fix(f"a{n}") + b"," + fix(f"b{n}") + b"]" for n in range(700)]
     assert here.put("gps", *several, *(fix(f"c{n}") for n in range(700)), keyed("k", fix("d"), "/gps")) == (2_101, 0)
     assert seen == [1_401, "rows"]
@@ -441,10 +443,10 @@ def test_a_rejected_record_of_several_is_replayed_as_its_senders(url: str) -> No
     named = b"POST /gps?device=x HTTP/1.1\r\nSluice-Sender: acme\r\n\r\n" + body
     assert here.put("gps", named) == (1, 2)
     with here.store.transaction() as db:
-        here.store.run(db, accept_bad)
+        here.store.run_sql(db, accept_bad)
     assert here.replay()[:2] == (2, 0)
     with here.store.transaction(read=True) as db:
-        rows = here.store.run(db, "SELECT device, sender FROM gps ORDER BY device")
+        rows = here.store.run_sql(db, "SELECT device, sender FROM gps ORDER BY device")
     assert [tuple(row) for row in rows] == [("a", "acme"), ("bad", "acme"), ("bad", "acme")]
 
 
@@ -452,13 +454,13 @@ def refuse_bad(here: Here) -> str:
     """Have the database refuse rows of the device "bad"; the SQL that has it accept them."""
     here.put("gps", fix("first"))
     with here.store.transaction() as db:
-        here.store.run(db, "DELETE FROM gps")
+        here.store.run_sql(db, "DELETE FROM gps")
         if here.url.startswith("sqlite"):
-            here.store.run(
+            here.store.run_sql(
                 db, "CREATE TRIGGER t BEFORE INSERT ON gps WHEN new.device = 'bad' BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
             return "DROP TRIGGER t"
-        here.store.run(db, "ALTER TABLE gps ADD CONSTRAINT t CHECK (device <> 'bad')")
+        here.store.run_sql(db, "ALTER TABLE gps ADD CONSTRAINT t CHECK (device <> 'bad')")
         return "ALTER TABLE gps DROP CONSTRAINT t"
 
 
@@ -474,7 +476,7 @@ def test_a_body_on_which_the_decoder_fails_is_buried_and_the_others_are_stored(u
     here.streams["gps"] = gps._replace(decode=decode)
     for _ in range(2):
         here.put("gps", *(fix(f"odd{n}" if n % 2 else f"d{n}") for n in range(40)))
-    assert (here.rows("gps"), here.store.ledger("gps").dead) == (20, 40)
+    assert (here.rows("gps"), here.store.read_ledger("gps").dead) == (20, 40)
 
 
 def test_an_interrupt_while_keys_are_put_stores_nothing_and_leaves_the_connection_usable(url: str) -> None:
@@ -514,11 +516,11 @@ def test_old_keys_are_deleted_in_steps_and_are_as_old_as_their_rows_whatever_the
     assert here.put("gps", *(fix(f"d{n}") for n in range(35))) == (35, 0)
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
     old, now = KeyExpiry({"gps": 60, "votes": 120}), int(time.time() * 1e6)
-    while old.delete(here.store, now):
+    while old.delete_old(here.store, now):
         pass
     assert here.put("gps", fix("d3")) == (0, 0)
     now, steps = now + 90_000_000, 1
-    while old.delete(here.store, now):
+    while old.delete_old(here.store, now):
         steps += 1
     assert steps == 4
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
@@ -555,7 +557,7 @@ def test_keys_are_kept_for_the_longest_window_of_all_cells(url: str, ours: dict[
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
     old = KeyExpiry(ours)
     for seconds, new in (1800, 0), (3700, 1):
-        while old.delete(here.store, now + seconds * 1_000_000):
+        while old.delete_old(here.store, now + seconds * 1_000_000):
             pass
         assert here.put("votes", keyed("a", VOTE)) == (new, 0)
 
@@ -572,10 +574,10 @@ def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
     keys = old.step.__self__  # type: ignore[attr-defined]
     now = int(time.time() * 1e6)
     for seconds, left in (86_000, 1), (86_500, 0):
-        while keys.delete(here.store, now + seconds * 1_000_000):
+        while keys.delete_old(here.store, now + seconds * 1_000_000):
             pass
         with here.store.transaction(read=True) as db:
-            assert here.store.run(db, "SELECT count(*) FROM batches_keys", ())[0][0] == left
+            assert here.store.run_sql(db, "SELECT count(*) FROM batches_keys", ())[0][0] == left
 
 
 def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,8 +587,8 @@ def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch
     assert here.put("gps", *(fix(f"d{n}") for n in range(40))) == (40, 0)
     old = KeyExpiry({"gps": 400, "votes": 400})
     now = int(time.time() * 1e6) + 150_000_000
-    assert not old.delete(here.store, now)  # a pass counts them
-    assert not old.delete(here.store, now)  # the next one keeps those of the last 100 seconds
+    assert not old.delete_old(here.store, now)  # a pass counts them
+    assert not old.delete_old(here.store, now)  # the next one keeps those of the last 100 seconds
     assert here.put("gps", fix("d3")) == (1, 0)
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
 
@@ -602,7 +604,7 @@ def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_numbe
 
     def put(name: str, at: int) -> None:
         with here.store.transaction() as db:
-            here.store.run(
+            here.store.run_sql(
                 db, "INSERT INTO batches_keys (key, stream, at, batch) VALUES (?, 'votes', ?, 0)", (name.encode(), at)
             )
 
@@ -610,9 +612,9 @@ def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_numbe
         put(f"old {n:03}", now - 500)
         put(f"new {n:03}", now - n)
     for _ in range(60):
-        KeyExpiry({"votes": 400}).delete(here.store, now * 1_000_000)
+        KeyExpiry({"votes": 400}).delete_old(here.store, now * 1_000_000)
     with here.store.transaction(read=True) as db:
-        left = [row for (row,) in here.store.run(db, "SELECT at FROM batches_keys ORDER BY at")]
+        left = [row for (row,) in here.store.run_sql(db, "SELECT at FROM batches_keys ORDER BY at")]
     assert 10 <= len(left) <= 20
     assert min(left) >= now - 45
     assert kept_seconds(here.store, "votes", 400) < 100

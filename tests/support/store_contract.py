@@ -158,7 +158,8 @@ def claim(stream: str, count: int, first: int = 1) -> Claim:
 def decoded(stream: Stream, items: Iterable[bytes], first: int = 1) -> list[Body]:
     """Decoded bodies that arrived at intervals of a second."""
     return [
-        Body.of(first + at, NOON + at * 1_000_000, item, stream.decode(item, MOST)) for at, item in enumerate(items)
+        Body.from_decoded(first + at, NOON + at * 1_000_000, item, stream.decode(item, MOST))
+        for at, item in enumerate(items)
     ]
 
 
@@ -166,7 +167,7 @@ def body_with(seq: int, received: int, item: bytes, *results: Any) -> Body:
     """A body with these records and rejects."""
     records = [result for result in results if not isinstance(result, Reject)]
     rejects = [result for result in results if isinstance(result, Reject)]
-    return Body.of(seq, received, item, Decoded(records, rejects))
+    return Body.from_decoded(seq, received, item, Decoded(records, rejects))
 
 
 class Watched(list[Record]):
@@ -345,12 +346,12 @@ class StoreTests:
         left = 9 - len(stored)
         again = claim("votes", 9)._replace(id=f"votes:1:{NOON + 1}")  # the same bodies, claimed at another time
         entries = votes(*range(1, 10))[1]
-        assert store.ledger("votes", claims={again.id: 9}).persisted == {again.id: len(stored)}
+        assert store.read_ledger("votes", claims={again.id: 9}).persisted == {again.id: len(stored)}
         assert store.persist(again, entries) == Outcome(left, 0)
         assert store.persist(again, entries) == Outcome(0, 0, again=True)
         assert self.choices(backend) == list("123456789")
-        assert store.ledger("votes", upto(9), claims={again.id: 9})[:3] == (9, 0, {again.id: 9})
-        assert store.ledger("votes", upto(5)).bodies == 5  # a batch counts only up to that number
+        assert store.read_ledger("votes", upto(9), claims={again.id: 9})[:3] == (9, 0, {again.id: 9})
+        assert store.read_ledger("votes", upto(5)).bodies == 5  # a batch counts only up to that number
         traced = "SELECT count(*) FROM votes JOIN batches ON batch = id WHERE seq BETWEEN first AND first + bodies - 1"
         assert backend.ask(traced) == [(9,)]
 
@@ -360,7 +361,7 @@ class StoreTests:
         items = [vote(n) for n in range(1, 8)] + [b"no vote " + b"x" * 100, vote("y" * 100)]
         store.persist(claim("votes", 9), decoded(STREAMS["votes"], items))
         with store.transaction() as db:  # a worker that stores meanwhile is no hindrance
-            store.run(db, "DELETE FROM votes WHERE choice = '7'")
+            store.run_sql(db, "DELETE FROM votes WHERE choice = '7'")
             other = open_store(backend.url, STREAMS, make=False)
             columns, rows = other.last_rows("votes", 3, 12)
             ((letter, size),) = find_last_letters(other, "votes", 3, 12)
@@ -404,13 +405,13 @@ class StoreTests:
             group = decode_claim(left, items[-left.count :], STREAMS["votes"], MOST, Histogram((1.0,)), 0.0)
             outcome = store.persist(left.part(left.first, group.end), group.bodies)
             stored.append((group.end, outcome.records, outcome.letters))
-            assert store.ledger("votes", claims={whole.id: 5}).persisted == {whole.id: len(stored)}
-            left = left.after(group.end)
+            assert store.read_ledger("votes", claims={whole.id: 5}).persisted == {whole.id: len(stored)}
+            left = left.rest_from(group.end)
         assert stored == [(2, 1, 0), (3, 0, 1), (4, 1, 0), (5, 1, 0), (6, 1, 0)]
         delivered = decode_claim(whole, items, STREAMS["votes"], MOST, Histogram((1.0,)), 9.0)
         assert store.persist(whole, delivered.bodies) == Outcome(0, 0, again=True)
         assert self.choices(backend) == ["a", "c", "d", "e", *("yz" if above else "")]
-        assert store.ledger("votes", upto(7)).bodies == (7 if above else 5)
+        assert store.read_ledger("votes", upto(7)).bodies == (7 if above else 5)
         assert backend.ask("SELECT sum(bodies) FROM batches") == [(7 if above else 5,)]
 
     def test_a_claim_that_ends_early_and_has_a_rejected_row_is_stored_in_part(
@@ -434,7 +435,7 @@ class StoreTests:
         assert store.persist(given, entries) == Outcome(2, 1)
         assert [letter.seq for letter in find_letters(store)] == [2, 4]
         assert self.choices(backend) == ["x", "a", "b"]
-        assert store.ledger("votes", upto(5))[:2] == (5, 2)
+        assert store.read_ledger("votes", upto(5))[:2] == (5, 2)
 
     def test_the_numbers_of_another_spool_or_stream_are_others(self, backend: Backend, store: Store) -> None:
         given, entries = votes("a", "b")
@@ -457,7 +458,7 @@ class StoreTests:
         ]:
             given = claim("votes", last - first + 1, first)
             store.persist(given, votes(*range(first, last + 1), first=first)[1])
-            while store.fold():
+            while store.fold_batches():
                 pass
             assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == ranges
         assert self.choices(backend) == [str(n) for n in range(1, 41)]
@@ -470,10 +471,10 @@ class StoreTests:
         monkeypatch.setattr("sluice.store.transaction_limits.FOLD_BATCHES", 2)
         store.persist(*votes(1, 2))
         store.persist(*votes(4, 5, first=4))
-        assert store.fold()
+        assert store.fold_batches()
         assert backend.ask("SELECT first, last FROM batches_ranges ORDER BY 1") == [(1, 2), (4, 5)]
         whole = claim("votes", 5)
-        assert store.ledger("votes", claims={whole.id: 5})[:3] == (4, 0, {whole.id: 4})
+        assert store.read_ledger("votes", claims={whole.id: 5})[:3] == (4, 0, {whole.id: 4})
         assert store.persist(whole._replace(id=f"votes:1:{NOON + 1}"), votes(*range(1, 6))[1]) == Outcome(1, 0)
         assert self.choices(backend) == list("12345")
 
@@ -511,14 +512,14 @@ class StoreTests:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             try:
-                folding.fold()
+                folding.fold_batches()
             except Unavailable as error:
                 failed.append(error)
         for thread in threads:
             thread.join()
         assert self.choices(backend) == [str(n) for n in range(1, end)]
-        assert folding.ledger("votes")[:2] == (end - 1, 0)
-        while folding.fold():
+        assert folding.read_ledger("votes")[:2] == (end - 1, 0)
+        while folding.fold_batches():
             pass
         assert backend.ask("SELECT count(*) FROM batches") == [(1,)]
         assert backend.ask("SELECT first, last FROM batches_ranges") == [(1, end - 1)]
@@ -539,24 +540,24 @@ class StoreTests:
         given[2] = given[2][0], votes("", "b", first=5)[1]
         for claim_, entries in given:
             store.persist(claim_, entries)
-        assert [store.fold() for _ in range(4)] == [True, True, False, False]
+        assert [store.fold_batches() for _ in range(4)] == [True, True, False, False]
         assert backend.ask("SELECT id FROM batches ORDER BY id") == [(id,) for id in (3, 5, 6, 7, 8)]  # 3 has a letter
         assert backend.ask("SELECT epoch, first_batch, last_batch FROM batches_folded") == [("old", 1, 4)]
-        assert store.ledger("votes")[:2] == (16, 1)
-        assert store.ledger("votes", upto(5, "old"))[:2] == (13, 1)
+        assert store.read_ledger("votes")[:2] == (16, 1)
+        assert store.read_ledger("votes", upto(5, "old"))[:2] == (13, 1)
         for claim_, entries in given:
-            assert store.ledger("votes", claims={claim_.id: 2}).persisted == {claim_.id: 2}
+            assert store.read_ledger("votes", claims={claim_.id: 2}).persisted == {claim_.id: 2}
             assert store.persist(claim_, entries) == Outcome(0, 0, again=True)
         for first in range(20, 24):
             store.persist(*votes("a", first=first))
-        assert [store.fold() for _ in range(3)] == [True, True, False]
+        assert [store.fold_batches() for _ in range(3)] == [True, True, False]
         ranges = "SELECT epoch, first, last FROM batches_ranges WHERE epoch <> 'votes' ORDER BY 1, 2"
         assert backend.ask(ranges) == [("new", 1, 8), ("old", 1, 6), ("old", 9, 10)]
         assert (
             replay_letters(store, find_letters(store), lambda letter: Decoded([Vote(poll="p", choice="mended")])).stored
             == 1
         )
-        assert store.ledger("votes")[:2] == (20, 0)
+        assert store.read_ledger("votes")[:2] == (20, 0)
         assert backend.ask("SELECT min(id) FROM batches") == [(9,)]
         traced = (
             "SELECT choice, f.epoch FROM votes JOIN batches_folded f ON batch BETWEEN first_batch AND last_batch "
@@ -572,12 +573,12 @@ class StoreTests:
         before = NOON + 8_000_000
         assert (count_overdue(store, "votes", before), count_overdue(store, "orders", before)) == (8, 0)
         rounds = 0
-        while store.expire("votes", before):
+        while store.expire_stream("votes", before):
             rounds += 1
         assert self.choices(backend) == ["9", "10"]
-        ledger = store.ledger("votes")
+        ledger = store.read_ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (10, 0, 0, 8)
-        assert not store.expire("votes", before)
+        assert not store.expire_stream("votes", before)
         assert store.persist(*votes(*range(1, 11))).again
         assert count_overdue(store, "votes", before) == 0
 
@@ -606,7 +607,7 @@ class StoreTests:
             pass
         assert self.choices(backend) == ["a", "b", "c"]
         assert backend.ask("SELECT count(*) FROM dead_letters") == [(2,)]
-        assert store.horizon(KEYS) / 1e6 < now() + 60
+        assert store.read_horizon(KEYS) / 1e6 < now() + 60
         store.close()
 
     @pytest.mark.parametrize("what", ["votes", "dead_letters"])
@@ -625,11 +626,11 @@ class StoreTests:
             store.persist(claim("votes", 10, first), bodies)
         before = NOON + 1800 * 1_000_000
         assert count_overdue(store, what, before) == 10
-        while store.expire_letters(before) if what == "dead_letters" else store.expire("votes", before):
+        while store.expire_letters(before) if what == "dead_letters" else store.expire_stream("votes", before):
             pass
         assert count_overdue(store, what, before) == 0
         assert backend.ask(f"SELECT count(*) FROM {what}") == [(20,)]
-        ledger = store.ledger("votes")
+        ledger = store.read_ledger("votes")
         assert ledger.expired + ledger.deleted == 10
 
     def test_a_body_whose_letters_two_workers_delete_is_counted(
@@ -652,7 +653,7 @@ class StoreTests:
             thread.join()
         for other in others:
             other.close()
-        ledger = store.ledger("votes")
+        ledger = store.read_ledger("votes")
         assert (ledger.dead, ledger.expired) == (0, 20)
 
     def test_dead_letters_have_an_age_of_their_own(
@@ -661,12 +662,12 @@ class StoreTests:
         monkeypatch.setattr("sluice.store.transaction_limits.EXPIRE_LETTERS", 2)
         two = b"\n".join([vote(""), vote("a"), vote("")])  # a body with two letters
         store.persist(claim("votes", 4), decoded(STREAMS["votes"], [two, vote("b"), b"bad", b"bad"]))
-        assert store.ledger("votes").dead == 3
+        assert store.read_ledger("votes").dead == 3
         before = NOON + 3_000_000
         assert count_overdue(store, "dead_letters", before) == 3
         assert [store.expire_letters(before) for _ in range(3)] == [True, False, False]
         assert [letter.seq for letter in find_letters(store)] == [4]
-        ledger = store.ledger("votes")
+        ledger = store.read_ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (4, 1, 2, 0)
         assert {epoch for (epoch,) in backend.ask("SELECT epoch FROM batches_expired")} == {"votes"}
         assert self.choices(backend) == ["a", "b"]
@@ -745,7 +746,7 @@ class StoreTests:
         letters = find_letters(store)
         assert [(x.seq, x.body, x.whole) for x in letters] == [(n + 1, vote("poison"), True) for n in sorted(bad)]
         assert {x.reason.startswith("rejected by the database: ") for x in letters} == {True}
-        assert store.ledger("votes", upto(count))[:2] == (count, len(bad))
+        assert store.read_ledger("votes", upto(count))[:2] == (count, len(bad))
 
     def test_only_the_rejected_record_of_a_body_is_buried_and_only_once(self, backend: Backend, store: Store) -> None:
         backend.refuse("votes", "choice", "poison")
@@ -756,7 +757,7 @@ class StoreTests:
             ("", False),
             ("poison", False),
         ]
-        assert store.ledger("votes", upto(1))[:2] == (1, 1)
+        assert store.read_ledger("votes", upto(1))[:2] == (1, 1)
 
     def test_the_search_for_rejected_records_ends_and_what_is_left_is_buried_together(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -768,13 +769,13 @@ class StoreTests:
         backend.refuse("votes", "choice", "poison")
         lines = [vote("poison" if n % 3 else n) for n in range(300)]
         bodies = [vote("first"), b"\n".join(lines), vote("poison"), vote("last")]
-        insert, calls = store.insert, list[int]()
+        insert, calls = store.insert_bodies, list[int]()
 
         def counted(*given: Any) -> Outcome:
             calls.append(1)
             return insert(*given)
 
-        monkeypatch.setattr(store, "insert", counted)
+        monkeypatch.setattr(store, "insert_bodies", counted)
         outcome = store.persist(claim("votes", 4), decoded(STREAMS["votes"], bodies))
         letters = find_letters(store)
         assert outcome == Outcome(len(self.choices(backend)), len(letters))
@@ -957,7 +958,7 @@ class StoreTests:
         row = "SELECT received_at, choice, batch, seq FROM votes WHERE choice = 'mended'"
         assert backend.ask(row) == [("2026-01-01T12:00:00.000Z", "mended", old[0].batch, 1)]
         assert backend.ask("SELECT records FROM batches") == [(3,)]
-        assert store.ledger("votes", upto(3))[:2] == (3, 1)
+        assert store.read_ledger("votes", upto(3))[:2] == (3, 1)
         # the letters are gone
         assert replay_letters(store, old, mended, False)[:4] == (0, 0, 0, {})
         assert find_letters(store) == new
@@ -1078,9 +1079,9 @@ class StoreTests:
         for given in first, second, (claim("votes", 1, 4), decoded(STREAMS["votes"], [body], 4)):
             store.persist(*given)
         ids = {first[0].id: 2, second[0].id: 1, "other:9:1": 5}
-        assert store.ledger("votes", upto(4), claims=ids)[:3] == (4, 2, ids | {"other:9:1": 0})
-        assert store.ledger("votes", upto(3))[:3] == (3, 1, {})
-        assert store.ledger("gps")[:3] == (0, 0, {})
+        assert store.read_ledger("votes", upto(4), claims=ids)[:3] == (4, 2, ids | {"other:9:1": 0})
+        assert store.read_ledger("votes", upto(3))[:3] == (3, 1, {})
+        assert store.read_ledger("gps")[:3] == (0, 0, {})
 
     def test_the_ledger_counts_the_numbers_that_were_lost_from_the_list(self, backend: Backend, store: Store) -> None:
         """Redis went back to 3 of 6, and was emptied before: each number counts once, in the epoch that has it."""
@@ -1088,42 +1089,46 @@ class StoreTests:
             bodies = ["" if n == last else n for n in range(first, last + 1)]
             given, entries = votes(*bodies, first=first)
             store.persist(given._replace(id=f"{epoch}:{first}:{NOON}"), entries)
-        assert store.ledger("votes", [Window("new", 1, 6, 5)]).earlier == 4 + 6  # without a line, they begin with 1
+        assert (
+            store.read_ledger("votes", [Window("new", 1, 6, 5)]).earlier == 4 + 6
+        )  # without a line, they begin with 1
         for epoch, first, last, purged in ("old", 1, 9, 3), ("lost", 1, 8, 0), ("new", 4, 5, 0), ("c", 1, 9, 0):
             cell = "other" if epoch == "c" else "mine"
             store.publish_figures(cell, {}, [Epoch("votes", epoch, cell, first, last, purged)])
         history = [Window("lost", 1, 4), Window("new", 4, 8, 5)]
         # of "old" 9 numbers but 3 purged, of "lost" those from 4 to 8
-        assert store.ledger("votes", history, "mine")[:5] == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
-        assert store.ledger("votes", history[:1] + [Window("new", 4, 8, 4)], "mine")[:2] == (11, 2)
-        assert store.ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6  # none lost
-        assert store.ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
+        assert store.read_ledger("votes", history, "mine")[:5] == (12, 3, {}, 6 + 5, {"old": 3, "lost": 0, "new": 0})
+        assert store.read_ledger("votes", history[:1] + [Window("new", 4, 8, 4)], "mine")[:2] == (11, 2)
+        assert (
+            store.read_ledger("votes", [Window("lost", 1, 9), Window("new", 9, 11, 9)], "mine").earlier == 6
+        )  # none lost
+        assert store.read_ledger("votes", (), "other")[:4] == (0, 0, {}, 9)
 
     def test_a_part_of_a_body_is_never_buried_as_a_whole_one(self, store: Store) -> None:
         with store.transaction() as db:
             for whole in True, False:
                 rejects = [Reject(b"x", "why", each) for each in (True, False)]
-                store.bury(db, "votes", Origin(1, {}, whole), [body_with(1, NOON, b"x", *rejects)])
+                store.bury_rejects(db, "votes", Origin(1, {}, whole), [body_with(1, NOON, b"x", *rejects)])
         assert [letter.whole for letter in find_letters(store)] == [True, False, False, False]
 
     def test_each_cell_leaves_a_line_and_may_be_forgotten(self, backend: Backend, store: Store) -> None:
-        assert store.cells() == []
+        assert store.read_cells() == []
         store.publish_figures("c1", {"streams": {"votes": {"ready": 7}}}, [Epoch("votes", "a", "c1", 1, 9, 0)])
         store.publish_figures("c2", {}, [])
         store.publish_figures("c1", {"streams": {"votes": {"ready": 8}}}, [Epoch("votes", "a", "c1", 1, 7, 2)])
-        assert [(line.cell, line.figures) for line in store.cells()] == [
+        assert [(line.cell, line.figures) for line in store.read_cells()] == [
             ("c1", {"streams": {"votes": {"ready": 8}}}), ("c2", {}),
         ]  # fmt: skip
-        assert all(0 <= line.seconds < 60 for line in store.cells())
+        assert all(0 <= line.seconds < 60 for line in store.read_cells())
 
         def is_new() -> bool:
             store.publish_figures("c2", {}, [])
-            return store.cells()[1].seconds < 0.9
+            return store.read_cells()[1].seconds < 0.9
 
         poll(is_new)  # unless this process stands still meanwhile
         assert backend.ask("SELECT * FROM batches_epochs") == [("votes", "a", "c1", 1, 9, 2)]  # 9 was given once
         assert (forget_cell(store, "c1"), forget_cell(store, "c1")) == (True, False)
-        assert [line.cell for line in store.cells()] == ["c2"]
+        assert [line.cell for line in store.read_cells()] == ["c2"]
 
     def test_readers_and_writers_do_not_block_each_other(
         self, backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -1135,7 +1140,7 @@ class StoreTests:
 
         def read_beside(*given: Any) -> None:
             add_records(*given)
-            assert other.ledger("votes")[:2] == (2, 1)
+            assert other.read_ledger("votes")[:2] == (2, 1)
             assert len(find_letters(other)) == 1
 
         monkeypatch.setattr(store, "add_records", read_beside)

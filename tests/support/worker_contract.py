@@ -50,7 +50,7 @@ class Home:
         return sorted((choice for (choice,) in self.backend.ask("SELECT choice FROM votes")), key=int)
 
     def claims(self) -> dict[str, int]:
-        return self.inspector.snapshot("votes").claims
+        return self.inspector.take_snapshot("votes").claims
 
     def expire(self) -> None:
         """End the leases of all claims."""

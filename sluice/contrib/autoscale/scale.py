@@ -164,7 +164,7 @@ class Pool:
         counted = self.spool.counters()
         streams = {}
         for name in self.streams:
-            snapshot = self.spool.snapshot(name)
+            snapshot = self.spool.take_snapshot(name)
             held = sum(snapshot.claims.values())
             seconds = counted.get(f"persist_seconds {name} sum", 0) / 1e6
             stored, errors = snapshot.taken - snapshot.purged - held, counted.get(f"store_errors {name}", 0)

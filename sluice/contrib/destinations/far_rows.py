@@ -25,24 +25,24 @@ def bury_rows(store: Store[Any], db: Any, stream: str, rows: Iterable[FarRow], r
     total = 0
     for batch, some in groupby(rows, key=itemgetter(0)):
         bodies = [Body(seq, received, body, (), (Reject(body, reason, whole),)) for _, seq, received, body in some]
-        store.bury(db, stream, Origin(batch, NOBODY, whole), bodies)
+        store.bury_rejects(db, stream, Origin(batch, NOBODY, whole), bodies)
         total += len(bodies)
         taken = "UPDATE batches SET records = records - ? WHERE id = ? RETURNING 1"
-        if not store.run(db, taken, (len(bodies), batch)):
+        if not store.run_sql(db, taken, (len(bodies), batch)):
             unfold(store, db, stream, batch, bodies[0].seq)
     return total
 
 
 def unfold(store: Store[Any], db: Any, stream: str, batch: int, seq: int) -> None:
     """Put back a row of `batches` that was folded, because a body of it is dead now."""
-    epoch = store.run(
+    epoch = store.run_sql(
         db,
         "SELECT f.epoch FROM batches_folded AS f JOIN batches_ranges AS r "
         "ON r.stream = f.stream AND r.epoch = f.epoch AND ? BETWEEN r.first AND r.last "
         "WHERE f.stream = ? AND ? BETWEEN f.first_batch AND f.last_batch",
         (seq, stream, batch),
     )  # two may fit (docs/protocol/database.md)
-    store.run(
+    store.run_sql(
         db,
         "INSERT INTO batches (id, claim, stream, first, bodies, records, persisted_at) "
         f"{store.WITH_ID} VALUES (?, ?, ?, ?, 1, 0, {store.NOW})",

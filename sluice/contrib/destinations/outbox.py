@@ -105,14 +105,14 @@ class Outbox(RowDestinations):
     def recognise(self, store: Store[Any], db: object) -> None:
         """Let destinations know that the database has stored rows there, also if another worker did."""
         if not all(destination.used for destination in self.destinations.values()):
-            self.used = {(stream, address) for stream, address in store.run(db, USED)}
+            self.used = {(stream, address) for stream, address in store.run_sql(db, USED)}
             places = {(stream, bare_url(address)) for stream, address in self.used}
             for stream, destination in self.destinations.items():
                 destination.used = (stream, destination.place()) in places
 
     @override
     @contextlib.contextmanager
-    def attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Storing]:
+    def begin_attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Storing]:
         """A transaction that stores rows of these streams. What it stores elsewhere is published after its commit.
 
         A stream of which an object could not be published stores nothing more until it is: what waits stays in the
@@ -168,7 +168,7 @@ class Outbox(RowDestinations):
         """
         with store.transaction(read=True) as db:
             self.recognise(store, db)
-            notes = store.run(db, NOTES)
+            notes = store.run_sql(db, NOTES)
         now = time.monotonic()
         self.seen = {name: self.seen.get(name, now) for _, name, *_ in notes}
         line = ""
@@ -181,7 +181,7 @@ class Outbox(RowDestinations):
             try:
                 if destination is None or bare_url(address) != destination.place() or destination.address() != address:
                     if theirs is None:
-                        theirs = {pair for _, rows in store.settings("rows") for pair in rows.items()}
+                        theirs = {pair for _, rows in store.read_settings("rows") for pair in rows.items()}
                     if (stream, address) in theirs:  # the workers of that cell publish it
                         continue
                     why = known if address.endswith(DAMAGED) else "INGEST_ROWS does not name it now"
@@ -213,7 +213,7 @@ class Outbox(RowDestinations):
         while names:
             name = names.pop(0)
             with store.transaction(read=True) as db:
-                rows = store.run(db, CARRIED, (name,))
+                rows = store.run_sql(db, CARRIED, (name,))
             carried = rows[0][0] if rows else None
             try:
                 if not destination.publish(name, carried):
@@ -251,14 +251,14 @@ class Outbox(RowDestinations):
             return names[1:]
         new = destination.new_names(len(halves) + len(names) - 1)
         with store.transaction() as db:
-            if not store.run(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
+            if not store.run_sql(db, "DELETE FROM batches_objects WHERE name = ? RETURNING 1", names[:1]):
                 return []  # another worker has done it
             forget_notes(store, db, names[:1])
             for half, (bodies, rows) in zip(new, halves):
                 note_object(store, db, stream, half, destination.address(), bodies, rows)
             for old, name in zip(names[1:], new[len(halves) :]):
                 for table in "batches_objects", "batches_carried":
-                    store.run(db, f"UPDATE {table} SET name = ? WHERE name = ?", (name, old))
+                    store.run_sql(db, f"UPDATE {table} SET name = ? WHERE name = ?", (name, old))
             if not halves:
                 count = bury_rows(store, db, stream, destination.parts(carried), f"rejected by the destination: {why}")
                 log.warning("%s: %d records buried, which the destination rejects", stream, count)
@@ -269,11 +269,11 @@ class Outbox(RowDestinations):
 
         def noted() -> set[str]:
             with store.transaction(read=True) as db:
-                return {name for of, name, *_ in store.run(db, NOTES) if of == stream}
+                return {name for of, name, *_ in store.run_sql(db, NOTES) if of == stream}
 
         with store.transaction(read=True) as db:
             self.recognise(store, db)
-            self.destinations[stream].database = store.identity(db)
+            self.destinations[stream].database = store.read_identity(db)
         with destination_errors():
             return self.destinations[stream].tidy(noted)
 
@@ -290,7 +290,7 @@ class Outbox(RowDestinations):
             self.published = []
 
     @override
-    def expire(self, stream: str, before: int, dry: bool = False) -> int:
+    def expire_rows(self, stream: str, before: int, dry: bool = False) -> int:
         with destination_errors():
             return self.destinations[stream].expire(before, dry)
 
@@ -307,28 +307,28 @@ class Storing(Attempt):
         self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
     @override
-    def store(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+    def store_rows(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         outcome = Outcome(0, 0)
         for group in split_bodies(bodies, transaction_limits.GROUP_RECORDS):
             insert = partial(self.insert, stream, origin)
             try:
                 stored = insert(group)
             except RowsRejected:
-                stored = Bisection(insert).store(group)
+                stored = Bisection(insert).store_bodies(group)
             outcome = outcome.plus(stored)
         return outcome
 
     def insert(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """`Store.insert` into the object of the stream, which takes nothing back."""
+        """`Store.insert_bodies` into the object of the stream, which takes nothing back."""
         rows = Rows(bodies, origin.senders, origin)
         if rows.seqs:
             with rejected_rows(), destination_errors():
                 self.object(stream, rows).add(origin.batch, rows)
             self.bodies[stream] += len({*rows.seqs})
-        return Outcome(len(rows.seqs), self.ledger.bury(self.db, stream, origin, bodies))
+        return Outcome(len(rows.seqs), self.ledger.bury_rejects(self.db, stream, origin, bodies))
 
     @override
-    def copy(
+    def copy_rows(
         self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
     ) -> Outcome:
         rows = Rows(bodies, origin.senders, origin)
@@ -348,11 +348,11 @@ class Storing(Attempt):
         if stream not in self.objects:
             if not self.destinations[stream].used:
                 self.outbox.recognise(self.ledger, self.db)
-            self.destinations[stream].database = self.ledger.identity(self.db)
+            self.destinations[stream].database = self.ledger.read_identity(self.db)
             self.objects[stream] = self.destinations[stream].open(rows.received[0])
         if self.destinations[stream].needs_epoch and rows.origin:
             asked = f"SELECT {self.ledger.EPOCH_OF} FROM batches WHERE id = ?"
-            ((rows.epoch,),) = self.ledger.run(self.db, asked, (rows.origin.batch,))
+            ((rows.epoch,),) = self.ledger.run_sql(self.db, asked, (rows.origin.batch,))
         return self.objects[stream]
 
     def note(self) -> None:
@@ -370,7 +370,7 @@ class Storing(Attempt):
             if destination.lasting:
                 if (stream, address) not in self.outbox.used:
                     self.new.add((stream, address))
-                    self.ledger.run(self.db, USE, (stream, address))
+                    self.ledger.run_sql(self.db, USE, (stream, address))
                 note_object(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
 
 
@@ -406,21 +406,21 @@ def note_object(
     """Note an object that is to be published. bodies: that have rows in it."""
     columns = "stream, name, address, bodies, since, reason"
     put = f"INSERT INTO batches_objects ({columns}) VALUES (?, ?, ?, ?, {store.NOW}, '')"
-    store.run(db, put, (stream, name, address, bodies))
+    store.run_sql(db, put, (stream, name, address, bodies))
     if carried is not None:
-        store.run(db, CARRY, (name, carried))
+        store.run_sql(db, CARRY, (name, carried))
 
 
 def note_reason(store: Store[Any], name: str, why: str) -> None:
     """Write beside a note why its object waits."""
     with store.transaction() as db:
-        store.run(db, "UPDATE batches_objects SET reason = ? WHERE name = ?", (why, name))
+        store.run_sql(db, "UPDATE batches_objects SET reason = ? WHERE name = ?", (why, name))
 
 
 def set_aside(store: Store[Any], stream: str, name: str, why: str) -> None:
     """Let a note hold up nothing any more; `unpublished` has it until somebody deletes it."""
     with store.transaction() as db:
-        store.run(
+        store.run_sql(
             db, "UPDATE batches_objects SET address = address || ?, reason = ? WHERE name = ?", (DAMAGED, why, name)
         )
     log.error("%s: the rows of %s cannot be read, and are not sent: %s", stream, name, why)
@@ -428,5 +428,5 @@ def set_aside(store: Store[Any], stream: str, name: str, why: str) -> None:
 
 def forget_notes(store: Store[Any], db: object, names: Iterable[str]) -> None:
     for name in names:
-        store.run(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
-        store.run(db, "DELETE FROM batches_carried WHERE name = ?", (name,))
+        store.run_sql(db, "DELETE FROM batches_objects WHERE name = ?", (name,))
+        store.run_sql(db, "DELETE FROM batches_carried WHERE name = ?", (name,))

@@ -38,7 +38,7 @@ def check_streams(s: Settings, streams: Mapping[str, Stream]) -> None:
 
 def open_destinations(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> Outbox:
     """Where the rows of these streams go that are in no table, and what waits there. Raises: SettingError."""
-    urls = {name: url for name in streams if (url := rows.of(name))}
+    urls = {name: url for name in streams if (url := rows.for_stream(name))}
     copied = {name for name, url in urls.items() if url.startswith(BESIDE)}
     return Outbox({name: open_destination(url, streams[name]) for name, url in urls.items()}, copied)
 
@@ -46,7 +46,7 @@ def open_destinations(rows: ByStream[str | None], streams: Mapping[str, Stream])
 def check_rows(rows: ByStream[str | None], streams: Mapping[str, Stream]) -> None:
     """Check the URLs of INGEST_ROWS, without the libraries of their destinations. Raises: SettingError."""
     for name, stream in streams.items():
-        if url := rows.of(name):
+        if url := rows.for_stream(name):
             kind_of(url, stream)
 
 

@@ -35,17 +35,17 @@ class EventDecoder(JsonDecoder):
     """Decodes plain objects and, if these are not of the stream's type, events."""
 
     @override
-    def contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
-        results = super().contents(body, message, budget)
+    def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+        results = super().decode_contents(body, message, budget)
         time = nanoseconds_of(message.field("ce-time")) if message else None
         return results if time is None else (with_time(result, time) for result in results)
 
     @override
-    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
+    def decode_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         try:
             event = read_event(part)
         except msgspec.MsgspecError:
-            return super().object(part, message, budget, error)
+            return super().decode_object(part, message, budget, error)
         data = bytes(event.data) or b64decode(event.data_base64)
         if data.startswith(b'"'):  # some senders encode the record twice
             data = msgspec.json.decode(data, type=str).encode()

@@ -83,7 +83,7 @@ def value_rows(
     """The rows of values at one time. Raises: Invalid."""
     if not values:
         raise Invalid("no value")
-    budget.repeat(len(values), encoded_size(tags, plugin))
+    budget.charge_rows(len(values), encoded_size(tags, plugin))
     made = []
     for field, sent in zip(names, values):
         if sent is not None and type(sent) not in (int, float):

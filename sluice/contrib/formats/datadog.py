@@ -28,7 +28,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
             raise Empty("connectivity")
         if "level" not in sent and isinstance(sent.get("status"), str):
             sent["level"] = sent.pop("status")
-        budget.charge(len(message.query))
+        budget.charge_bytes(len(message.query))
         return (build_log(beside | sent),)
 
     return object_records(body, budget, rows)

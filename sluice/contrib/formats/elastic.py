@@ -40,7 +40,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
         log = document(sent)
         if index:
             log.attributes.setdefault("_index", index)
-            budget.charge(len(index))
+            budget.charge_bytes(len(index))
         if NUL in part:
             check_text(log)
         return (log,)

@@ -63,7 +63,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
 
     def one(element: bytes) -> tuple[Log]:
         made = member_log(element, limit)
-        budget.charge(size)
+        budget.charge_bytes(size)
         made.time = shared.time if made.time is None else made.time
         made.level, made.service = made.level or shared.level, made.service or shared.service
         made.attributes = shared.attributes | made.attributes

@@ -49,7 +49,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
             raise Invalid(f"line longer than {budget.limits.record // 4} bytes")
         if part.lstrip().startswith(b"#"):
             raise Empty("comment")
-        budget.charge(size)
+        budget.charge_bytes(size)
         return (sample(part.decode(), shared, unit),)
 
     return decode_parts(bodies.split_lines(body, budget), line, budget)

@@ -53,7 +53,7 @@ def rows(sent: dict[str, Any], entries: list[tuple[str, Any]], has_nul: bool, bu
             return
         try:
             log = entry(kind, one)
-            budget.charge(size)
+            budget.charge_bytes(size)
             log.attributes = {"meta": meta, **log.attributes} if meta else log.attributes
             if kind == "exceptions" and names:
                 log.attributes.setdefault("events", names[:EVENTS])

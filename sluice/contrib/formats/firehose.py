@@ -31,7 +31,7 @@ def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budge
     try:
         records = read(body)
     except (Invalid, msgspec.MsgspecError):
-        return decoder.contents(body, message, budget)
+        return decoder.decode_contents(body, message, budget)
 
     def one(element: bytes) -> Iterable[Result]:
         data = read_record(element).data
@@ -41,6 +41,6 @@ def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budge
             budget.count_nested(data)
         if budget.nested < 0:
             budget.charge_nested(data)
-        return decoder.contents(data, message, budget)
+        return decoder.decode_contents(data, message, budget)
 
     return decode_parts(bodies.split_elements(records, budget), one, budget, b'{"records":[', b"]}")

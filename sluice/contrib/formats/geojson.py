@@ -52,7 +52,7 @@ def decode_feature(part: bytes, message: Message | None, budget: Budget) -> tupl
         sent = read_feature(part)
         lon, lat, altitude = geometry_point(sent.geometry)
     except (Invalid, msgspec.MsgspecError):
-        budget.attempt(len(part))
+        budget.charge_attempt(len(part))
         with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
             return (from_object(part, lambda: device_of(message, budget, PATH)),)
         raise

@@ -31,7 +31,7 @@ def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
         def line(part: bytes) -> tuple[Log]:
             text = part.decode()
             check_texts(text)
-            budget.charge(len(message.query))
+            budget.charge_bytes(len(message.query))
             return (Log(message=text, attributes={**beside}),)
 
         return decode_parts(bodies.split_lines(body, budget), line, budget)

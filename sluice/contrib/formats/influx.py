@@ -95,12 +95,12 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
             except Invalid as error:
                 if message or " " not in text:
                     raise
-                budget.attempt(len(raw))
+                budget.charge_attempt(len(raw))
                 if (other := graphite.row(text)) is None:
                     raise Invalid(f"{error}{'' if '=' in text else REMEDY}") from None
                 metrics, size = [other], 0
             if len(metrics) > 1:
-                budget.repeat(len(metrics), size)
+                budget.charge_rows(len(metrics), size)
         except (UnicodeDecodeError, Invalid) as error:
             yield Reject(replayable(raw), bodies.reject_reason(error))
         else:

@@ -45,7 +45,7 @@ def split_entries(body: bytes, budget: Budget) -> Iterator[bytes]:
                 yield Remainder(body[start:])
                 return
         yield body[start:at]
-        budget.pay(left)
+        budget.charge_part(left)
 
 
 def parse_field(body: bytes, at: int) -> tuple[bytes, bytes, int]:

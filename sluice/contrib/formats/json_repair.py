@@ -53,13 +53,13 @@ def replace_tokens(
     made, done, mended = bytearray(), 0, 0
     for count, token in enumerate(pattern.finditer(text), 1):
         if not count % TOKENS:
-            budget.work(1)
+            budget.charge_work(1)
         if token.lastindex:
             continue
         if (part := better(token)) != token[0]:
             mended += 1
             if not mended % MENDED:
-                budget.work(1)
+                budget.charge_work(1)
             made += text[done : token.start()]
             made += part
             done = token.end()

@@ -332,16 +332,16 @@ class ShippedLogsDecoder(LogsDecoder):
         return build_loose(part)
 
     @override
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if body.startswith(EVENT) and b"\n" not in body:
             event = body.removeprefix(b"data:").strip()
             if bodies.is_json(event):
-                return self.json(event, message, budget)
-        return super().text(body, message, budget)
+                return self.decode_json(event, message, budget)
+        return super().decode_text(body, message, budget)
 
     @override
-    def line(self, text: str) -> Log:
-        return (parse_syslog(text) if text[:1].isdigit() else None) or super().line(text)
+    def decode_line(self, text: str) -> Log:
+        return (parse_syslog(text) if text[:1].isdigit() else None) or super().decode_line(text)
 
 
 LOGS = Stream("logs", Log, ShippedLogsDecoder(dict, build_log, formats_of("logs")).fast_path(), content=True)

@@ -140,14 +140,14 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
             if isinstance(value, Remainder):
                 lines.rest.append(value[:-1])
                 break
-            budget.charge(size)
+            budget.charge_bytes(size)
             try:
                 if len(value) > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
                 try:
                     entry = old_entry(value) if old else read_entry(value)
                 except msgspec.ValidationError:
-                    budget.attempt(len(value))
+                    budget.charge_attempt(len(value))
                     entry = loose_entry(value)
                 time = entry.time
                 stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else nanoseconds_of(time)
@@ -164,7 +164,7 @@ def labels_in(given: msgspec.Raw, budget: Budget) -> Labels:
     try:
         labels = read_labels(given)
     except msgspec.ValidationError:
-        budget.attempt(len(bytes(given)))
+        budget.charge_attempt(len(bytes(given)))
         labels = text_values(read_loose_labels(given))
     check_texts(*labels, *labels.values())
     return labels
@@ -225,7 +225,7 @@ def from_protobuf(body: bytes, budget: Budget, refused: Refused[bytes]) -> Itera
             if budget.left <= 0:
                 entries.rest.append(stream[part.start :])
                 break
-            budget.charge(size)
+            budget.charge_bytes(size)
             try:
                 if part.end - part.content > budget.limits.record:
                     raise Invalid(f"line larger than {budget.limits.record} bytes")
@@ -263,7 +263,7 @@ def parse_whole(body: bytes, budget: Budget) -> tuple[list[Log], int, int]:
             try:
                 if before <= len(rows):
                     raise Invalid("the budget is used up")
-                budget.charge(size)
+                budget.charge_bytes(size)
                 rows.append(entry_record(pairs, entry))
             except Invalid:
                 budget.left, budget.room = before, unpaid

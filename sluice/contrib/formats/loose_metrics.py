@@ -86,7 +86,7 @@ def flat(sent: dict[str, Any], name: str, budget: Budget) -> list[Record]:
             tags[key] = value
     if not values:
         raise Invalid("no number")
-    budget.repeat(len(values), encoded_size(tags, name))
+    budget.charge_rows(len(values), encoded_size(tags, name))
     made: list[Record] = []
     for key, value in values.items():
         stored, kind = typed_value(value)
@@ -113,9 +113,9 @@ class LooseMetricsDecoder(MetricsDecoder):
         return from_loose(read_loose(part, budget))
 
     @override
-    def object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
+    def decode_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         try:
-            return super().object(part, message, budget, error)
+            return super().decode_object(part, message, budget, error)
         except (Invalid, msgspec.ValidationError) as wrong:
             name = message.parameter("name") if message else ""
             if not name:
@@ -130,7 +130,7 @@ class LooseMetricsDecoder(MetricsDecoder):
         return super().form_records(fields, message, budget)
 
     @override
-    def text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+    def decode_text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if bodies.is_form(body, b"name"):  # line protocol has a space before the fields of a line
             return self.form_records(bodies.decode_form(body, budget.limits), message, budget)
         if form := typed_form(body, message, budget, ("name",)):
@@ -138,7 +138,7 @@ class LooseMetricsDecoder(MetricsDecoder):
         if message and message.parameter("name") and b"=" in body and not re.search(rb"\s", body):
             return self.form_records(bodies.decode_form(body, budget.limits), message, budget)
         if not self.texts:
-            return super().text(body, message, budget)
+            return super().decode_text(body, message, budget)
         return chain.from_iterable(load(decoder)(body, None, budget) for decoder in self.texts)
 
 

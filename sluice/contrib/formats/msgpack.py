@@ -71,7 +71,7 @@ def split_objects(body: bytes, budget: Budget) -> Iterator[bytes]:
         if not MSGPACK.match(part):
             part = ARRAY + part
         yield Cut(part) if at > len(body) else part if count <= most else Dense(part)
-        budget.pay(left)
+        budget.charge_part(left)
         missing -= missing > 0
     if missing and at == len(body):
         yield Cut(b"\xdd" + missing.to_bytes(4, "big"))

@@ -34,7 +34,7 @@ def open_form(decoder: Decoder, body: bytes, message: Message, budget: Budget) -
     """
     boundary = boundary_of(message)
     if not boundary or (isinstance(decoder, JsonDecoder) and body.startswith((b"{", b"["))):
-        return decoder.contents(body, message, budget)
+        return decoder.decode_contents(body, message, budget)
     if not isinstance(decoder, JsonDecoder):
         raise Invalid("multipart: this stream takes lines")
     parts = split_parts(body, boundary, budget.limits)

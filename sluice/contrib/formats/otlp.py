@@ -250,7 +250,7 @@ class Json:
         try:
             return node.kind(**arguments(descriptor, msgspec.json.decode(data)))
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
-            budget.attempt(LENIENT_BYTES + LENIENT_SHARE * len(data))
+            budget.charge_attempt(LENIENT_BYTES + LENIENT_SHARE * len(data))
         try:
             return node.kind(**lenient_arguments(descriptor, json.loads(data, parse_float=real_or_text)))
         except (TypeError, ValueError, OverflowError) as error:
@@ -377,7 +377,7 @@ def walk_messages(
             left = budget.left
             yield from walk_messages(encoding, below, child, context, budget, refused, below_begun)
             below_begun = ()
-        budget.pay(left)
+        budget.charge_part(left)
     above.inside(refused, lambda parts: Child(message.name, encoding.join(node, own, parts)))
 
 
@@ -438,7 +438,7 @@ def walk_parsed(
                 return (done, *path)
             done += 1
     else:
-        read, size, repeat = below.read, context.size, budget.repeat
+        read, size, repeat = below.read, context.size, budget.charge_rows
         for child in children[:] if len(children) < FEW else children:
             left, room = budget.left, budget.room
             if left <= len(records):
@@ -478,7 +478,7 @@ def innermost(
     try:
         budget.left -= 1
         records: Sequence[Record] = node.read(parse_node(encoding, node, message.data, budget), context)
-        budget.repeat(len(records), context.size)
+        budget.charge_rows(len(records), context.size)
     except Exception as error:
         above.refuse(message, error, budget, len(message.data))
         return ()

@@ -68,7 +68,7 @@ class PointRows(list[Metric]):
             raise Invalid(f"data point with more than {PARTS} parts")
         if parts:
             own = encoded_size(self.tags) - self.context.size
-            self.context.budget.repeat(len(parts), max(own, BUCKET))
+            self.context.budget.charge_rows(len(parts), max(own, BUCKET))
         return parts
 
     def finish(self, point: Any) -> PointRows:

@@ -78,7 +78,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
 
     def positions(part: bytes) -> tuple[Gps]:
         if request.device_id:
-            budget.charge(len(owner))
+            budget.charge_bytes(len(owner))
         return (decode_feature(part, request.device_id or device_of(message, budget, "overland"), budget),)
 
     return decode_parts(bodies.split_elements(features, budget), positions, budget, head, b"]}")
@@ -103,7 +103,7 @@ def decode_feature(element: bytes, device: str | int, budget: Budget) -> Gps:
         if bytes(action.geometry) in (b"", b"null") and "action" in action.properties:
             raise Empty("unlocated") from None
         with suppress(Invalid, msgspec.MsgspecError):  # Expo's and other libraries send plain objects
-            budget.attempt(len(element))
+            budget.charge_attempt(len(element))
             return from_object(element, lambda: str(device))
         raise
     if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own

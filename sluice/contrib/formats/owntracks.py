@@ -53,7 +53,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps]:
             Empty(location.kind) if location.kind in OTHERS else Invalid(f"not a position: _type {location.kind!r:.40}")
         )
     named = sender_name(message.fields, message.query) if message else ""
-    budget.charge(len(named))
+    budget.charge_bytes(len(named))
     device = named or topic_name(location.topic or "") or location.tid or device_of(message, budget, "owntracks")
     return (build_position(device, *astuple(location)[3:], speed_unit=KMH),)
 

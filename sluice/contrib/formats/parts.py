@@ -28,7 +28,7 @@ class Refused(Generic[T]):
 
     def refuse(self, part: T, error: Exception, budget: Budget, size: int) -> None:
         """size: bytes of the part."""
-        budget.fail(size)
+        budget.charge_failure(size)
         self.reason = self.reason or reject_reason(error)
         self.invalid.append(part)
 

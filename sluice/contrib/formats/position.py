@@ -158,7 +158,7 @@ def device_of(message: Message | None, budget: Budget, path: str) -> str:
             name = next((value for alias in ALIASES["device"] if (value := message.parameter(alias))), "")
         name = name or message.path.rpartition("/")[2]
     name = name or path
-    budget.charge(len(name))
+    budget.charge_bytes(len(name))
     return name
 
 

@@ -163,7 +163,7 @@ class Request:
             name, _ = labelled([("__name__", about.metric_family_name)])
             return [metadata(name, about.type, about.help, about.unit)]
         if len(raw) > COUNTED_BYTES:  # an empty part has two bytes, and takes a hundred times as many
-            budget.work(sum(1 for _ in split_fields(raw)) // BRACKETS)
+            budget.charge_work(sum(1 for _ in split_fields(raw)) // BRACKETS)
         return self.series_rows(parse_message(messages.Series1 if self.version == 1 else messages.Series2, raw), budget)
 
     def series_rows(self, series: Any, budget: Budget, is_whole: bool = False) -> list[Metric]:
@@ -199,7 +199,7 @@ class Request:
             budget.left -= bodies.EMPTY_COST
         budget.left += count
         if self.version == 2 or len(rows) > 1:
-            budget.repeat(len(rows), encoded_size(tags, name))
+            budget.charge_rows(len(rows), encoded_size(tags, name))
         if self.version == 2 and is_described:
             self.described.add(key)
         return rows
@@ -210,12 +210,12 @@ class Request:
             about, known = series.metadata, len(self.sizes)
             parts = [series.labels_refs, *(part.labels_refs for part in series.exemplars)]
             references = chain((about.help_ref, about.unit_ref), *parts)
-            budget.work(sum(map(len, parts)) // BRACKETS)
-            budget.repeat(1, sum(self.sizes[number] for number in references if number < known))
+            budget.charge_work(sum(map(len, parts)) // BRACKETS)
+            budget.charge_rows(1, sum(self.sizes[number] for number in references if number < known))
         for part in series.histograms:
-            budget.work((len(part.negative_spans) + len(part.positive_spans)) // BRACKETS)
+            budget.charge_work((len(part.negative_spans) + len(part.positive_spans)) // BRACKETS)
             counts = part.negative_deltas, part.negative_counts, part.positive_deltas, part.positive_counts
-            budget.repeat(sum(map(len, counts)), BUCKET)
+            budget.charge_rows(sum(map(len, counts)), BUCKET)
 
     def labels(self, part: Any) -> list[tuple[str, str]]:
         if self.version == 1:

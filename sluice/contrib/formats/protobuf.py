@@ -73,7 +73,7 @@ def split_fields(message: bytes, budget: Budget | None = None) -> Iterator[Field
         while at < size:
             left -= 1
             if budget and not (most - left) % BRACKETS:
-                budget.work(1)
+                budget.charge_work(1)
             if left < 0:
                 raise Invalid(f"a message with more than {most} fields")
             tag, content = message[at], at + 1

@@ -41,7 +41,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterator[Res
 
     def decode_reading(reading: bytes) -> list[Result]:
         point = read_reading(reading, budget)
-        budget.charge(len(head))
+        budget.charge_bytes(len(head))
         point.tags = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in sender.items()}
         return decode_loose_point(point, reading, budget)
 

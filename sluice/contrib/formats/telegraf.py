@@ -100,7 +100,7 @@ def point_records(point: Point, part: bytes, budget: Budget) -> list[Metric]:
             raise Empty("null")
         raise Invalid("no field")
     if len(metrics) > 1:
-        budget.repeat(len(metrics), encoded_size(tags, name))
+        budget.charge_rows(len(metrics), encoded_size(tags, name))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

@@ -97,7 +97,7 @@ def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Res
     head = b'{"device_id":%b,"location":' % bytes(batch.device_id)
 
     def one(element: bytes) -> tuple[Gps]:
-        budget.charge(len(head))
+        budget.charge_bytes(len(head))
         return (decode_location(head + element + b"}", message, budget),)
 
     return decode_parts(bodies.split_elements(bytes(batch.location), budget), one, budget, head + b"[", b"]}")

@@ -247,7 +247,9 @@ def add(store: Store[Any], db: object, entries: list[tuple[str, bytes]]) -> None
     for at in range(0, len(entries), INSERT_ROWS):
         some = entries[at : at + INSERT_ROWS]
         values = [value for entry in some for value in entry]
-        store.run(db, f"INSERT INTO batches_carried (name, rows) VALUES {', '.join(['(?, ?)'] * len(some))}", values)
+        store.run_sql(
+            db, f"INSERT INTO batches_carried (name, rows) VALUES {', '.join(['(?, ?)'] * len(some))}", values
+        )
 
 
 def count(store: Store[Any], db: object, destination: Forward, rows: int) -> None:
@@ -257,4 +259,4 @@ def count(store: Store[Any], db: object, destination: Forward, rows: int) -> Non
         f"VALUES (?, ?, ?, ?, {store.NOW}, '') "
         "ON CONFLICT (name) DO UPDATE SET bodies = batches_objects.bodies + excluded.bodies"
     )
-    store.run(db, put, (destination.stream.name, destination.queue, destination.address(), rows))
+    store.run_sql(db, put, (destination.stream.name, destination.queue, destination.address(), rows))

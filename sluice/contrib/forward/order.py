@@ -47,7 +47,7 @@ class Order:
     def read(self, store: Store[Any], db: object, epoch: str, now: float, wanted: int) -> None:
         """Bring `stored` up to date. wanted: the number of a row that is held."""
         known = self.stored.get(epoch, -1)
-        for first, last in store.run(db, RANGES, (self.stream, epoch, known)):
+        for first, last in store.run_sql(db, RANGES, (self.stream, epoch, known)):
             if known < 0 or first <= known + 1:  # the first range of an epoch is its beginning
                 known = max(known, last)
                 self.gaps.pop(epoch, None)

@@ -39,6 +39,6 @@ def check(s: Settings, _: Mapping[str, Route], streams: Mapping[str, Stream]) ->
         except (OSError, ValueError) as error:
             raise SettingError(f"{shown}: {getattr(error, 'strerror', None) or error}.") from None
         for name, stream in streams.items():
-            if s.rows.of(name) == url and target.order and target.order not in stream.record.__struct_fields__:
+            if s.rows.for_stream(name) == url and target.order and target.order not in stream.record.__struct_fields__:
                 known = ", ".join(stream.record.__struct_fields__[1:])
                 raise SettingError(f"{shown}: order={target.order} is no field of {name}, which has {known}.")

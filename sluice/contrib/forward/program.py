@@ -147,15 +147,15 @@ class Line:
         note, buried, gone, queued = self.note(), 0, 0, self.destination.queue
         with store.transaction() as db:
             for name, why in self.unwritten.items():
-                found = store.run(db, DELETE, (name,))
+                found = store.run_sql(db, DELETE, (name,))
                 gone += len(found)
                 for (packed,) in found if why else ():
                     entry = unpack(packed)
                     reason = f"{ENDED}{why[:WORDS]} [{entry.key}]"
                     buried += bury_rows(store, db, self.name, self.destination.rows([entry]), reason, entry.is_request)
-            since = store.time(int((self.schedule.oldest or time.time()) * 1e6))
-            store.run(db, TELL, (gone, note[0], since, queued))
-            store.run(db, "DELETE FROM batches_objects WHERE name = ? AND bodies <= 0", (queued,))
+            since = store.stored_time(int((self.schedule.oldest or time.time()) * 1e6))
+            store.run_sql(db, TELL, (gone, note[0], since, queued))
+            store.run_sql(db, "DELETE FROM batches_objects WHERE name = ? AND bodies <= 0", (queued,))
         self.unwritten, self.written_at, self.told = {}, now, note
         if buried:
             shown = self.target.shown
@@ -173,7 +173,7 @@ class Line:
     def read(self, store: Store[Any], now: float) -> None:
         """Look for rows that wait. Raises: Unavailable."""
         with store.transaction(read=True) as db:
-            if not self.held and not store.hold(db, self.destination.queue):
+            if not self.held and not store.hold_lock(db, self.destination.queue):
                 self.look_at = now + LOCK_SECONDS
                 return
             self.held = True
@@ -181,7 +181,7 @@ class Line:
                 self.after, self.again_at = self.start, now + AGAIN_SECONDS
             full = True
             while full and self.window < WINDOW_ROWS:
-                names = store.run(db, NAMES, (self.after, f"{self.destination.queue}a", PAGE_ROWS))
+                names = store.run_sql(db, NAMES, (self.after, f"{self.destination.queue}a", PAGE_ROWS))
                 full = len(names) == PAGE_ROWS
                 for (name,) in names:
                     self.after = name
@@ -210,7 +210,7 @@ class Line:
         try:
             with store.transaction(read=True) as db:
                 found: dict[str, bytes] = dict(
-                    store.run(db, ROWS.format(", ".join("?" * len(taken))), [row.name for row in taken])
+                    store.run_sql(db, ROWS.format(", ".join("?" * len(taken))), [row.name for row in taken])
                 )
         except BaseException:
             for row in taken:
@@ -243,7 +243,7 @@ class Forwarder:
         for line in self.lines:
             line.start_threads()
         while not self.stopping:
-            watchdog.turn()
+            watchdog.report_alive()
             try:
                 self.turn()
                 self.log_change("")

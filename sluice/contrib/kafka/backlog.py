@@ -56,4 +56,4 @@ class Backlog(backlog.Backlog):
         positions = admin.positions(self.topic)
         settled, end = sum(at.first for at in positions), sum(at.end for at in positions)
         size = self.bytes.n * (end - settled) // self.accepted if self.accepted else 0
-        self.update(settled, end - settled, b"%d" % (time.time() * 1e6), size)
+        self.update_from_mark(settled, end - settled, b"%d" % (time.time() * 1e6), size)

@@ -268,7 +268,7 @@ class Inlet(inlet.Inlet):
         with self.turn:
             while not group.done:
                 try:
-                    self.push(group)
+                    self.push_group(group)
                 except BaseException as error:  # a signal: the outcome is unknown, so nothing gets 2xx
                     for sender in [each for each in self.senders if each.group is group]:
                         sender.end()
@@ -281,7 +281,7 @@ class Inlet(inlet.Inlet):
                     raise self.later
 
     @override
-    def push(self, group: Commit) -> None:  # type: ignore[override]
+    def push_group(self, group: Commit) -> None:  # type: ignore[override]
         """Send the group, if that has not been done, and learn what has become of it and of others in flight."""
         now = time.monotonic()
         if group is self.open:
@@ -314,9 +314,9 @@ class Inlet(inlet.Inlet):
                 backlog = self.backlogs.get(stream) or self.open_backlog(stream)
             except KafkaUnavailable as away:
                 reason, cause = self.told(error_code(away), away.reason)
-                self.refuse(group, stream, Refusal(reason, 1), cause=cause)
+                self.refuse_stream(group, stream, Refusal(reason, 1), cause=cause)
                 continue
-            if backlog.excess():
+            if backlog.excess_bodies():
                 self.refuse_excess(group, stream, backlog)
             elif items := self.fitting(group, stream, items, backlog):
                 partition = chosen[stream] if stream in chosen else backlog.choose(suspects, brokers)
@@ -398,7 +398,7 @@ class Inlet(inlet.Inlet):
                 else:
                     backlog.failed[partition] = now
                 if error or not left:
-                    self.refuse(group, stream, Refusal(reason, 1), subject, cause)
+                    self.refuse_stream(group, stream, Refusal(reason, 1), subject, cause)
                     if why.code() in UNKNOWN and self.backlogs.get(stream) is backlog:
                         del self.backlogs[stream]  # the topic was deleted; the next body makes it again
                     continue
@@ -407,7 +407,7 @@ class Inlet(inlet.Inlet):
                 items = left
             for broker in backlog.topic.replicas[partition]:
                 self.heard[broker] = sender.began
-            backlog.pushed(sum(map(len, items)))
+            backlog.count_pushed(sum(map(len, items)))
             backlog.length += len(items)
             backlog.accepted += len(items)
             accepted += len(items)
@@ -441,7 +441,7 @@ class Inlet(inlet.Inlet):
             self.batch = min(self.batch, backlog.config.max_bytes)
 
     @override
-    def ready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         with self.turn:
             try:
                 admin = self.connect()

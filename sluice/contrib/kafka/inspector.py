@@ -40,12 +40,12 @@ class TopicPartitions:
     def __init__(self, positions: Mapping[str, tuple[int, int]]) -> None:
         self.positions, self.epochs = positions, positions.keys()
 
-    def count(self, store: Store[Any], stream: str) -> tuple[int, int, int]:
+    def count_bodies(self, store: Store[Any], stream: str) -> tuple[int, int, int]:
         bodies = ahead = lost = 0
         reached: Counter[str] = Counter()
         with store.transaction(read=True) as db:
             asked = "SELECT epoch, first, last FROM batches_ranges WHERE stream = ? ORDER BY first"
-            ranges = store.run(db, asked, (stream,))
+            ranges = store.run_sql(db, asked, (stream,))
         for epoch, first, last in ranges:
             partition = epoch.rpartition(".")[0]
             settled, end = self.positions.get(partition, (0, 0))
@@ -76,24 +76,24 @@ class Inspector(inspector.Inspector):
             raise NoSuchVerb(REFUSED[verb])
 
     @override
-    def streams(self) -> set[str]:
+    def list_streams(self) -> set[str]:
         return self.admin.streams()
 
     @override
-    def cell(self, default: str) -> str:
+    def read_cell(self, default: str) -> str:
         """All cells that share the topics are one here: no body waits in a cell."""
         return self.admin.address.prefix
 
     @override
     def name_cell(self, name: str, keep: bool) -> str:
-        return self.cell(name)
+        return self.read_cell(name)
 
     @override
     def memory(self) -> tuple[int, int]:
         return super().memory()[0], 0  # bodies do not fill the Redis of the counts
 
     @override
-    def snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
+    def take_snapshot(self, stream: str, replicas: int = 0) -> Snapshot:
         """The state of a stream. What workers hold counts as READY, and the memory is unknown."""
         topic = self.admin.describe(self.admin.address.topic(stream))
         if topic is None:
@@ -161,7 +161,7 @@ class Inspector(inspector.Inspector):
         for message in [*self.read(topic, positions, MAX_BODIES)]:
             first, arrived = (message.offset() or 0) + 1, message.timestamp()[1] * 1000
             id = f"{topic.epoch(message.partition() or 0, message.leader_epoch())}:{first}:{arrived}"
-            yield Claim.of(stream, id, 1), arrived, message.value() or b""
+            yield Claim.from_id(stream, id, 1), arrived, message.value() or b""
 
     @override
     def follow(self, stream: str) -> tuple[str, Iterator[Seen | int]]:

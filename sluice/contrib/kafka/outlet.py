@@ -163,7 +163,7 @@ class Source:
             log.warning("%s: the group does not confirm a commit: %s", self.stream, error.reason)
 
     def attempt(self, claim: Claim, change: int) -> int | None:
-        """See `Outlet.attempt`; None if the partition is another worker's by now.
+        """See `Outlet.count_attempt`; None if the partition is another worker's by now.
 
         Raises: KafkaUnavailable; then nothing was tried, and nothing is counted.
         """
@@ -403,11 +403,11 @@ class Outlet(outlet.Outlet):
         return claim
 
     @override
-    def items(self, claim: Claim) -> list[bytes]:
+    def read_items(self, claim: Claim) -> list[bytes]:
         return self.held[claim.id]
 
     @override
-    def attempt(self, claim: Claim, change: int = 1) -> int:
+    def count_attempt(self, claim: Claim, change: int = 1) -> int:
         source = self.sources.get(claim.stream)
         attempts = source.attempt(claim, change) if source else None
         if attempts is None and change > 0:
@@ -422,7 +422,7 @@ class Outlet(outlet.Outlet):
     @override
     def settle(self, claim: Claim, end: int | None = None) -> Claim | None:
         """Commit the offset after bodies that are in the store, and now and then delete such records."""
-        rest, items = claim.after(end or claim.end), self.held.pop(claim.id)
+        rest, items = claim.rest_from(end or claim.end), self.held.pop(claim.id)
         if rest:
             self.held[rest.id] = items[rest.first - claim.first :]
             claim = claim.part(claim.first, rest.first)

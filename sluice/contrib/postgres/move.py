@@ -55,7 +55,9 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
         source.transaction() as old,  # no worker writes meanwhile
         target.transaction() as new,
     ):
-        ((held,),) = target.run(new, "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)")
+        ((held,),) = target.run_sql(
+            new, "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)"
+        )
         if held:
             terminal.complain("the PostgreSQL of INGEST_STORE holds stored bodies already")
             return 1
@@ -64,10 +66,10 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
                 run_sql(new, f"DELETE FROM {name}")
                 report(name, copy(old, new, name, [*columns], f"SELECT {', '.join(columns)} FROM {name}"))
         for name in SERIALS:
-            target.run(new, f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), max(id)) FROM {name}")
+            target.run_sql(new, f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), max(id)) FROM {name}")
         for name in target.tables:
-            if source.exists(old, name):
-                report(name, copy_rows(source, old, new, target.table(new, name)))
+            if source.table_exists(old, name):
+                report(name, copy_rows(source, old, new, target.checked_table(new, name)))
     print(f"moved {arguments.file}; start with this INGEST_STORE")
     return 0
 
@@ -83,7 +85,7 @@ def copy(old: Any, new: Any, table: str, columns: list[str], query: str) -> int:
 
 def copy_rows(source: Store[Any], old: Any, new: Any, table: Table) -> int:
     """The rows of a stream, in their order; their number."""
-    present = [row[1] for row in source.run(old, f'PRAGMA table_info("{table.name}")')]
+    present = [row[1] for row in source.run_sql(old, f'PRAGMA table_info("{table.name}")')]
     columns = [name for name in present if name in table.columns]
     wanted = [*columns, *(["text"] if table.typed else []), *(["nanoseconds"] if table.nanoseconds else [])]
     names = ", ".join(f'"{name}"' for name in columns)

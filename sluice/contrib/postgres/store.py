@@ -125,7 +125,7 @@ class Postgres(Store[Session]):
                     if self.make:
                         self.recognise(db)
                         make_tables(db, self.name)
-                        self.known = self.identity(db)
+                        self.known = self.read_identity(db)
                     elif not only_row(db.execute("SELECT to_regclass('batches')::text"))[0]:
                         raise Unavailable(f"{self.name}: there are no tables yet")
                     else:
@@ -133,7 +133,7 @@ class Postgres(Store[Session]):
                 if self.make:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.begin():
-                            self.table(db, name)  # a table that cannot be created stops its stream only
+                            self.checked_table(db, name)  # a table that cannot be created stops its stream only
                     identify(db, self.tables)
                     with db.begin():
                         self.note_horizons(db, self.ages)
@@ -145,20 +145,20 @@ class Postgres(Store[Session]):
 
     def recognise(self, db: Session) -> None:
         """Raises: Unavailable if this is another database, or another schema, than the one that was used before."""
-        if self.known and not (self.exists(db, "batches_identity") and self.identity(db) == self.known):
+        if self.known and not (self.table_exists(db, "batches_identity") and self.read_identity(db) == self.known):
             raise Unavailable(
                 f"{self.name}, schema {db.schema}, is not the database that was used before, so nothing is stored: put "
                 "it back (search_path), or restart the workers, which then use what is there"
             )
 
     @override
-    def table(self, db: Session, stream: str) -> Table:
+    def checked_table(self, db: Session, stream: str) -> Table:
         # another program, or a later version of this one, may change a column at any time, and COPY sends bits
-        table: Table = super().table(db, stream)
+        table: Table = super().checked_table(db, stream)
         if stream not in self.compared:
             columns, self.known = lock_columns(db, stream)
             if columns != self.columns.get(stream):
-                self.create(db, table)
+                self.create_table(db, table)
                 ensure_copied(db)
                 self.columns[stream] = lock_columns(db, stream)[0]
             self.compared.add(stream)
@@ -186,26 +186,26 @@ class Postgres(Store[Session]):
             raise
 
     @override
-    def run(self, db: Session, sql: str, values: Sequence[object] = ()) -> list[Row]:
+    def run_sql(self, db: Session, sql: str, values: Sequence[object] = ()) -> list[Row]:
         cursor = db.execute(placeholders(sql), values)
         return cursor.fetchall() if cursor.description else []
 
     @override
-    def hold(self, db: Session, name: str) -> bool:
-        return bool(self.run(db, "SELECT pg_try_advisory_lock(hashtext(?))", (name,))[0][0])
+    def hold_lock(self, db: Session, name: str) -> bool:
+        return bool(self.run_sql(db, "SELECT pg_try_advisory_lock(hashtext(?))", (name,))[0][0])
 
     @override
-    def time(self, microseconds: int) -> datetime:
+    def stored_time(self, microseconds: int) -> datetime:
         return START + timedelta(microseconds=microseconds)
 
     @override
-    def exists(self, db: Session, table: str) -> bool:
+    def table_exists(self, db: Session, table: str) -> bool:
         return only_row(db.execute("SELECT to_regclass(%s)::text", (f'"{table}"',)))[0] is not None
 
     @override
-    def create(self, db: Session, table: Table) -> None:
+    def create_table(self, db: Session, table: Table) -> None:
         # a new table is partitioned if its rows are deleted by age
-        age = self.keep.of(table.name)
+        age = self.keep.for_stream(table.name)
         if age is None:
             ensure_table(db, table.name, table.columns)
         elif ensure_table(
@@ -242,22 +242,22 @@ class Postgres(Store[Session]):
         return db.execute(put, (stream, at, batch, keys)).rowcount
 
     @override
-    def stored(self, db: Session, claim: Claim) -> list[tuple[int, int]]:
+    def stored_ranges(self, db: Session, claim: Claim) -> list[tuple[int, int]]:
         of = claim.stream, claim.epoch
         overlap = f"SELECT first, last FROM batches_ranges WHERE {MEETS} ORDER BY 1"
-        return [(first, last) for first, last in self.run(db, overlap, (*of, claim.first, *of, claim.end))]
+        return [(first, last) for first, last in self.run_sql(db, overlap, (*of, claim.first, *of, claim.end))]
 
     @override
     def add_change(self, db: Session, stream: str, batch: int) -> None:
-        self.run(db, "INSERT INTO view_changes (stream, batch) VALUES (?, ?)", (stream, batch))
+        self.run_sql(db, "INSERT INTO view_changes (stream, batch) VALUES (?, ?)", (stream, batch))
 
     @override
-    def insert(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+    def insert_bodies(self, db: Session, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         try:
             with db.transaction():  # a savepoint
                 count = self.copy(db, table, origin, bodies)
                 rejected = [body for body in bodies if body.rejects]
-                return Outcome(count, self.bury(db, table.name, origin, rejected))
+                return Outcome(count, self.bury_rejects(db, table.name, origin, rejected))
         except psycopg.Error as error:
             if is_server_error(error):
                 raise
@@ -276,7 +276,7 @@ class Postgres(Store[Session]):
         return sum([len(body.records) for body in bodies])
 
     @override
-    def bury(self, db: Session, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
+    def bury_rejects(self, db: Session, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
         rejects = [
             letter_row(stream, origin.batch, origin.whole, body.seq, body.received, reject)
             for body in bodies
@@ -290,7 +290,7 @@ class Postgres(Store[Session]):
         return len(rejects)
 
     @override
-    def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
+    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
         with self.transaction(read=True) as db:
             try:
                 with db.cursor("letters") as cursor:
@@ -306,7 +306,7 @@ class Postgres(Store[Session]):
     @override
     def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
         with self.transaction(read=True) as db:
-            found = self.run(db, COLUMNS_OF, (f'"{stream}"',))
+            found = self.run_sql(db, COLUMNS_OF, (f'"{stream}"',))
             if not found:
                 return [], []
             texts = ", ".join(
@@ -322,7 +322,7 @@ class Postgres(Store[Session]):
                     "LIMIT ?"
                 )
                 first = max(0, end - LAST_PAGES - limit // ROWS_OF_PAGE)
-                rows += self.run(db, newest, (f"({first},0)", limit - len(rows)))
+                rows += self.run_sql(db, newest, (f"({first},0)", limit - len(rows)))
                 if len(rows) >= limit:
                     break
             return [name for name, _ in found], rows
@@ -340,22 +340,22 @@ class Postgres(Store[Session]):
         ]
 
     @override
-    def fold(self) -> bool:
+    def fold_batches(self) -> bool:
         self.prune_changes()
-        return super().fold()
+        return super().fold_batches()
 
     def prune_changes(self) -> None:
         """Delete the oldest rows of `view_changes`: a follower that has not read them builds its views anew."""
         old = "SELECT max(id) - ?, max(id) - min(id) >= ? FROM view_changes"
         keep = transaction_limits.KEEP_CHANGES, transaction_limits.KEEP_CHANGES
         with self.transaction(read=True) as db:
-            if not self.run(db, old, keep)[0][1]:
+            if not self.run_sql(db, old, keep)[0][1]:
                 return
         with self.transaction() as db:
-            if self.run(db, self.ALONE)[0][0]:
-                ((until, _),) = self.run(db, old, keep)
+            if self.run_sql(db, self.ALONE)[0][0]:
+                ((until, _),) = self.run_sql(db, old, keep)
                 self.put_horizons(db, {"view_changes": until})
-                self.run(db, "DELETE FROM view_changes WHERE id <= ?", (until,))
+                self.run_sql(db, "DELETE FROM view_changes WHERE id <= ?", (until,))
 
     @override
     def is_final(self, db: Session, batch: int, highest: int) -> bool:
@@ -370,25 +370,25 @@ class Postgres(Store[Session]):
         return batch <= self.final
 
     @override
-    def merge(self, db: Session, stream: str, epoch: str, first: int, end: int) -> None:
+    def merge_ranges(self, db: Session, stream: str, epoch: str, first: int, end: int) -> None:
         # a transaction that stores such a body waits for the end of this one
         met = f"DELETE FROM batches_ranges WHERE {MEETS} RETURNING first, last"
         ranges: list[list[int]] = []
-        for low, high in sorted(self.run(db, met, (stream, epoch, first - 1, stream, epoch, end + 1))):
+        for low, high in sorted(self.run_sql(db, met, (stream, epoch, first - 1, stream, epoch, end + 1))):
             if ranges and low <= ranges[-1][1] + 1:
                 ranges[-1][1] = high
             else:
                 ranges.append([low, high])
         for low, high in ranges:
-            self.run(db, PUT_RANGE, (stream, epoch, low, high))
+            self.run_sql(db, PUT_RANGE, (stream, epoch, low, high))
 
     @override
     def expire_rows(self, stream: str, before: int) -> bool:
         # Drops a partition. If there is none to drop, it searches the next pages of the table, or of its default
         # partition
-        age = self.keep.of(stream) or 0
+        age = self.keep.for_stream(stream) or 0
         with self.transaction() as db:
-            if not self.run(db, self.ALONE)[0][0]:
+            if not self.run_sql(db, self.ALONE)[0][0]:
                 return False
             # old by the server's clock too: what was dropped of its present would be made again, without end
             present = only_row(db.execute("SELECT clock_timestamp()"))[0]
@@ -402,7 +402,7 @@ class Postgres(Store[Session]):
         if overdue:
             return self.drop(stream, overdue[0])
         with self.transaction() as db:
-            if not table or not self.run(db, self.ALONE)[0][0]:
+            if not table or not self.run_sql(db, self.ALONE)[0][0]:
                 return False
             pages = only_row(db.execute(PAGES, (table,)))[0]
             if not pages:
@@ -410,7 +410,7 @@ class Postgres(Store[Session]):
             # noted, as a search may take longer than this process lives
             start = self.get_horizon(db, f"{SWEEP}{stream}")
             start *= start < pages
-            deleted = len(self.run(
+            deleted = len(self.run_sql(
                 db,
                 f"DELETE FROM ONLY {table} WHERE ctid >= ?::tid AND ctid < ?::tid AND received_at < ? RETURNING 1",
                 (f"({start},0)", f"({start + SWEEP_PAGES},0)", at),
@@ -445,7 +445,7 @@ class Postgres(Store[Session]):
         with contextlib.closing(self), self.transaction() as db:
             db.execute(BRIEFLY)
             run_sql(db, f"LOCK TABLE {partition} IN EXCLUSIVE MODE")  # a late row would not be counted
-            ((rows,),) = self.run(db, f"SELECT count(*) FROM {partition}")
+            ((rows,),) = self.run_sql(db, f"SELECT count(*) FROM {partition}")
             self.count_deleted(db, stream, rows)
             for left in reversed(range(DROP_ATTEMPTS)):
                 try:

@@ -92,14 +92,14 @@ class PostgresRows(RowSource):
     transaction locks `batches` (RowExclusiveLock) before it takes an id, and keeps the lock until it ends. So when
     all transactions that held the lock *after* the highest id was read have ended, all ids up to it are final: their
     batches are committed, or never will be. `view_changes` names batches that got rows later, from replayed dead
-    letters; its ids are final by the same rule. The oldest changes are deleted (see `Postgres.fold`): a position
-    before them is Diverged.
+    letters; its ids are final by the same rule. The oldest changes are deleted (see `Postgres.fold_batches`): a
+    position before them is Diverged.
 
     Somebody may leave a transaction open that has changed `batches`, and then no id is final for hours. Only those of
     transactions that were under way, or have failed, are missing.
 
-    The oldest batches are not in `batches` any more (see `Store.fold`), but all of their ids are final. Their rows
-    are read by ranges of ids.
+    The oldest batches are not in `batches` any more (see `Store.fold_batches`), but all of their ids are final. Their
+    rows are read by ranges of ids.
 
     Position: JSON [highest batch, missing batches, highest change, missing changes, last batch, its claim].
     """

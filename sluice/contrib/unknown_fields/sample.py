@@ -102,7 +102,7 @@ class Sampler:
         message = parse_message(item)
         body = message.body if message else item
         body = inflate_body(body, message.field("Content-Encoding") if message else "", limits.inflated)
-        head = message.head() if message else b""
+        head = message.part_head() if message else b""
         encode: Callable[[Any], bytes]
         if part := first_object(body):
             sent, encode = trimmed(read_json(part), DEPTH), msgspec.json.encode

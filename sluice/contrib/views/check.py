@@ -73,7 +73,7 @@ class Checker:
         mirror = Mirror(self.source, view, shared)
         suspects = set(filter(shared, self.keys(view.prefix(path, generation)))) | mirror.read().keys()
         keys = len(suspects)
-        aged = self.keep.of(view.stream) is not None
+        aged = self.keep.for_stream(view.stream) is not None
         for again in range(TRIES):
             if again:
                 time.sleep(PAUSE_SECONDS)

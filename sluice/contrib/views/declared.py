@@ -48,7 +48,7 @@ def load_views(s: settings.Settings) -> dict[str, View]:
 def has_table(s: settings.Settings, stream: str) -> bool:
     """Whether the rows of a stream are in a table: `store`, also beside a destination, as without that folder."""
     rows = getattr(s, "rows", None)
-    return rows is None or (rows.of(stream) or "store").startswith("store")
+    return rows is None or (rows.for_stream(stream) or "store").startswith("store")
 
 
 def are_on(s: settings.Settings) -> bool:

@@ -122,7 +122,7 @@ class Follower:
         watchdog = daemon.Watchdog()
         waited = waited_seconds()
         while not self.stopping:
-            watchdog.turn()
+            watchdog.report_alive()
             try:
                 busy = self.turn() if self.token else self.take_over()
                 if not any(generation.retry_at for generation in self.generations):

@@ -102,7 +102,7 @@ class Sqlite(Store[apsw.Connection]):
             flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
                 if self.file and identity(self.path)[0] != self.file[0]:
-                    raise self.replaced()
+                    raise self.replaced_error()
                 folder = os.path.dirname(os.path.abspath(self.path))
                 if self.used:
                     require_file(self.path)
@@ -129,10 +129,10 @@ class Sqlite(Store[apsw.Connection]):
                     db.execute("COMMIT")
                     for name in self.tables:  # one that cannot be created stops its stream only
                         with contextlib.suppress(apsw.SQLError, Unavailable):
-                            self.table(db, name)
+                            self.checked_table(db, name)
                 else:
                     check_layout(self.path, layout_of(db))
-                    if not self.exists(db, "batches"):
+                    if not self.table_exists(db, "batches"):
                         raise Unavailable(f"{self.path}: there are no tables yet")
             except BaseException:
                 db.close()
@@ -181,7 +181,7 @@ class Sqlite(Store[apsw.Connection]):
                     empty_log(db)
                 else:
                     self.close()
-                raise self.replaced()
+                raise self.replaced_error()
         except (apsw.Error, OSError) as error:
             with contextlib.suppress(apsw.Error):
                 super().close()  # which file it was is not forgotten
@@ -196,7 +196,7 @@ class Sqlite(Store[apsw.Connection]):
             self.schema = schema
             self.checked.clear()
 
-    def replaced(self) -> Unavailable:
+    def replaced_error(self) -> Unavailable:
         return Unavailable(
             f"{self.path} was removed or replaced while it was in use, so nothing is stored: put it back, or "
             "restart the workers, which then use what is there"
@@ -213,24 +213,24 @@ class Sqlite(Store[apsw.Connection]):
         A page is written to the WAL, perhaps twice, and to the file.
         """
         self.room = max(0, disk.spare_bytes(os.path.dirname(os.path.abspath(self.path)), 2)) // 3
-        pages, size = (self.run(db, f"PRAGMA {name}")[0][0] for name in ("page_count", "page_size"))
+        pages, size = (self.run_sql(db, f"PRAGMA {name}")[0][0] for name in ("page_count", "page_size"))
         db.execute(f"PRAGMA max_page_count={max(1, pages + self.room // size)}")
 
     @override
-    def run(self, db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+    def run_sql(self, db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         return db.execute(sql, tuple(values)).fetchall()
 
     @override
-    def time(self, microseconds: int) -> str:
+    def stored_time(self, microseconds: int) -> str:
         return iso_instant(microseconds)
 
     @override
-    def exists(self, db: apsw.Connection, table: str) -> bool:
-        return bool(self.run(db, "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)))
+    def table_exists(self, db: apsw.Connection, table: str) -> bool:
+        return bool(self.run_sql(db, "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)))
 
     @override
-    def create(self, db: apsw.Connection, table: Table) -> None:
-        table.create(db)
+    def create_table(self, db: apsw.Connection, table: Table) -> None:
+        table.create_table(db)
 
     @override
     def add_batch(self, db: apsw.Connection, claim: Claim) -> int | None:
@@ -262,19 +262,19 @@ class Sqlite(Store[apsw.Connection]):
         return db.changes()
 
     @override
-    def stored(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:
+    def stored_ranges(self, db: apsw.Connection, claim: Claim) -> list[tuple[int, int]]:
         overlap = "stream = ? AND epoch = ? AND first < ? AND last >= ? ORDER BY 1"
         values = (claim.stream, claim.epoch, claim.end, claim.first)
-        ranges: Any = self.run(db, f"SELECT first, last FROM batches_ranges WHERE {overlap}", values)
+        ranges: Any = self.run_sql(db, f"SELECT first, last FROM batches_ranges WHERE {overlap}", values)
         return list(ranges)
 
     @override
-    def insert(self, db: apsw.Connection, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+    def insert_bodies(self, db: apsw.Connection, table: Table, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         try:
             with savepoint(db):
-                db.executemany(table.insert, table.rows(origin, bodies))
+                db.executemany(table.insert, table.bound_rows(origin, bodies))
                 rejected = [body for body in bodies if body.rejects]
-                letters = self.bury(db, table.name, origin, rejected) if rejected else 0
+                letters = self.bury_rejects(db, table.name, origin, rejected) if rejected else 0
         except VALUE_ERRORS as error:
             if not db.in_transaction:  # a trigger's RAISE(ROLLBACK)
                 raise
@@ -282,7 +282,7 @@ class Sqlite(Store[apsw.Connection]):
         return Outcome(sum(len(body.records) for body in bodies), letters)
 
     @override
-    def ask(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
+    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
         with self.transaction(read=True) as db:
             db.execute("PRAGMA query_only=1")
             try:
@@ -297,17 +297,17 @@ class Sqlite(Store[apsw.Connection]):
     @override
     def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
         with self.transaction(read=True) as db:
-            if not self.exists(db, stream):
+            if not self.table_exists(db, stream):
                 return [], []
-            columns = [str(row[1]) for row in self.run(db, f'PRAGMA table_info("{stream}")')]
+            columns = [str(row[1]) for row in self.run_sql(db, f'PRAGMA table_info("{stream}")')]
             texts = ", ".join(TEXT.format(name=name.replace('"', '""'), most=characters) for name in columns)
             last = f'SELECT {texts} FROM "{stream}" ORDER BY rowid DESC LIMIT ?'
-            return columns, self.run(db, last, (limit,))
+            return columns, self.run_sql(db, last, (limit,))
 
     @override
-    def fold(self) -> bool:
+    def fold_batches(self) -> bool:
         self.cut_log()
-        return super().fold()
+        return super().fold_batches()
 
     @override
     def expire_rows(self, stream: str, before: int) -> bool:
@@ -319,9 +319,9 @@ class Sqlite(Store[apsw.Connection]):
         some += f"LIMIT {transaction_limits.EXPIRE_ROWS}"
         looked = f"SELECT max(id), count(*), coalesce(sum(received_at < ?), 0) FROM ({some})"
         with self.transaction(read=True) as db:  # a writer would wait for the lock only to find nothing
-            if not self.exists(db, stream):
+            if not self.table_exists(db, stream):
                 return False
-            ((end, rows, old),) = self.run(db, looked, (at, start))
+            ((end, rows, old),) = self.run_sql(db, looked, (at, start))
         if old:
             last = f'SELECT max(rowid) FROM "{stream}"'
             with self.transaction() as db:
@@ -333,7 +333,7 @@ class Sqlite(Store[apsw.Connection]):
         elif not start and time.monotonic() < self.sweep_at.get(stream, 0.0):
             return False
         if rows < transaction_limits.EXPIRE_ROWS:
-            self.sweep_at[stream] = time.monotonic() + (self.keep.of(stream) or 0) / SWEEP_PART
+            self.sweep_at[stream] = time.monotonic() + (self.keep.for_stream(stream) or 0) / SWEEP_PART
             return False
         self.swept[stream] = end
         return True

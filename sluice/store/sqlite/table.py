@@ -46,7 +46,7 @@ class Table:
         self.slots = {name: f"?{at}" for at, name in enumerate(bound, 2)}
         self.insert = ""
 
-    def create(self, db: apsw.Connection) -> None:
+    def create_table(self, db: apsw.Connection) -> None:
         """Create the table, or add the columns that it lacks, and prepare the INSERT statement.
 
         Raises: Unavailable if a column would convert what is stored there.
@@ -71,7 +71,7 @@ class Table:
         names = "" if ours == [*present] else "(" + ",".join(f'"{name}"' for name in ours) + ")"
         self.insert = f'INSERT INTO "{self.name}"{names} VALUES({",".join(self.slots[name] for name in ours)})'
 
-    def rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Sequence[Any]]:
+    def bound_rows(self, origin: Origin, bodies: Sequence[Body]) -> Iterator[Sequence[Any]]:
         """The rows of the records of bodies, one at a time: they are never in memory together."""
         batch, senders = origin.batch, origin.senders
         plain, encoded, nanoseconds = self.plain, self.encoded, self.nanoseconds

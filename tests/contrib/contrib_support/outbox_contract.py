@@ -73,8 +73,8 @@ class OutboxTests:
         with store.transaction() as db:
             note_object(store, db, "votes", "a", "here", 1, None)
             note_object(store, db, "votes", "b", "here", 1, b"rows")
-            assert store.run(db, NOTES) == [("votes", "a", "here", ""), ("votes", "b", "here", "")]
-            assert [store.run(db, CARRIED, (name,)) for name in ("a", "b")] == [[], [(b"rows",)]]
+            assert store.run_sql(db, NOTES) == [("votes", "a", "here", ""), ("votes", "b", "here", "")]
+            assert [store.run_sql(db, CARRIED, (name,)) for name in ("a", "b")] == [[], [(b"rows",)]]
 
     def test_an_object_that_cannot_be_published_holds_up_only_those_of_its_stream(self, store: Store) -> None:
         tried: list[str] = []
@@ -107,7 +107,7 @@ class OutboxTests:
             store.row_destinations.publish(store)
         assert tried == ["2", "4"]
         with store.transaction() as db:
-            assert [name for _, name, *_ in store.run(db, NOTES)] == ["1", "2", "3", "of another worker"]
+            assert [name for _, name, *_ in store.run_sql(db, NOTES)] == ["1", "2", "3", "of another worker"]
         with pytest.raises(Unavailable, match="away"):  # or the objects of its stream would not be in their order
             store.persist(*votes("a"))
         store.row_destinations = Outbox({"logs": far})
@@ -129,7 +129,7 @@ class OutboxTests:
         with pytest.raises(Unavailable, match="file"):
             destinations.publish(store)
         with store.transaction() as db:
-            assert [stream for stream, *_ in store.run(db, NOTES)] == ["gps"]
+            assert [stream for stream, *_ in store.run_sql(db, NOTES)] == ["gps"]
 
     def test_what_waits_is_published_by_its_own_destination_only(self, store: Store) -> None:
         """As after a change of INGEST_ROWS, or with another cell that has a destination of its own."""
@@ -164,7 +164,7 @@ class OutboxTests:
         assert not Outbox({"votes": old}).publish(store)
         assert sent == [("old", "a")]
         with store.transaction() as db:
-            assert store.run(db, NOTES) == [] == store.run(db, CARRIED, ("a",))
+            assert store.run_sql(db, NOTES) == [] == store.run_sql(db, CARRIED, ("a",))
 
     def test_what_waits_is_counted_once_it_has_a_reason_or_is_late(self, backend: Backend, store: Store) -> None:
         with store.transaction() as db:
@@ -175,7 +175,7 @@ class OutboxTests:
         (one,) = find_unpublished(store)
         assert one[:3] == ("votes", "parquet:///rows", 3) and one.reason == "no space left" and 0 <= one.seconds < 60
         with store.transaction() as db:
-            store.run(db, "UPDATE batches_objects SET since = ? WHERE name = '2'", (store.time(NOON),))
+            store.run_sql(db, "UPDATE batches_objects SET since = ? WHERE name = '2'", (store.stored_time(NOON),))
         (one,) = find_unpublished(store)
         assert one.bodies == 7 and one.seconds > 3600
 
@@ -187,14 +187,14 @@ class OutboxTests:
         for number in range(1, 6):
             store.persist(*votes(number, first=number))
         ((first,),) = backend.ask("SELECT min(id) FROM batches")
-        while store.fold():
+        while store.fold_batches():
             pass
         assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []
         with store.transaction() as db:
             assert bury_rows(store, db, "votes", [(first, 1, NOON, vote("again"))], "rejected\n by it") == 1
-        assert store.ledger("votes", upto(5))[:2] == (5, 1)
+        assert store.read_ledger("votes", upto(5))[:2] == (5, 1)
         (letter,) = find_letters(store)
         assert (letter.reason, letter.whole, letter.seq) == ("rejected by it", False, 1)
         assert replay_letters(store, [letter], today).stored == 1
-        assert store.ledger("votes", upto(5))[:2] == (5, 0)
+        assert store.read_ledger("votes", upto(5))[:2] == (5, 0)
         assert backend.ask(f"SELECT 1 FROM batches WHERE id = {first}") == []

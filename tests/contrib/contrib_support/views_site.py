@@ -126,7 +126,7 @@ class Site:
         for item in items:
             self.seq += 1
             decoded = self.streams[stream].decode(item, settings_limits())
-            bodies.append(Body.of(self.seq, received, item, decoded))
+            bodies.append(Body.from_decoded(self.seq, received, item, decoded))
         return Claim(stream, f"run:{first}:{stream}", first, self.seq + 1 - first, 0, [(first, received)]), bodies
 
     def put(self, stream: str, records: Iterable[Any], items: Iterable[bytes] = ()) -> None:

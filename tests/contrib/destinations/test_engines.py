@@ -332,7 +332,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, place: Place) -> None:
         outbox(store).publish(store)
         outbox(store).publish(store)
         assert place.choices() == ["a", "b"] + ["before"] * ("before'" in MOMENTS[moment])
-        assert store.ledger("votes").bodies == len(place.choices())
+        assert store.read_ledger("votes").bodies == len(place.choices())
         assert noted(store) == []
 
 
@@ -405,7 +405,7 @@ def test_without_a_broker_a_claim_is_postponed(place: Place) -> None:
     with contextlib.closing(away.connect()) as store:
         with pytest.raises(Unavailable, match="Kafka"):
             store.persist(*votes("1"))
-        assert noted(store) == [] and store.ledger("votes").bodies == 0
+        assert noted(store) == [] and store.read_ledger("votes").bodies == 0
 
 
 @only("clickhouse")
@@ -524,7 +524,7 @@ def test_a_row_that_is_refused_becomes_a_dead_letter_and_the_others_are_there(st
     (letter,) = find_letters(store)
     assert (letter.seq, letter.whole, letter.received) == (7, False, NOON + 5_000_000)
     assert letter.reason.startswith("rejected by the destination: ")
-    assert store.ledger("votes")[:2] == (39, 1)
+    assert store.read_ledger("votes")[:2] == (39, 1)
     assert replay_letters(store, [letter], today)[:4] == (0, 0, 1, {letter.reason: 1})
     store.persist(*votes("next", first=40))
     refuse(place, False)
@@ -711,11 +711,11 @@ def test_old_rows_are_deleted_and_counted(store: Store, place: Place) -> None:
     days = [msgspec.structs.replace(body, received=body.received + (body.seq > 2) * 2 * DAY) for body in entries]
     store.persist(claim("votes", 4), days)
     assert count_overdue(store, "votes", NOON + DAY) == 2 and len(place.choices()) == 4
-    store.expire("votes", NOON + DAY)
+    store.expire_stream("votes", NOON + DAY)
     assert place.choices() == ["2", "3"]
-    assert store.ledger("votes").deleted == 2
-    store.expire("votes", NOON + DAY)
-    assert store.ledger("votes").deleted == 2
+    assert store.read_ledger("votes").deleted == 2
+    store.expire_stream("votes", NOON + DAY)
+    assert store.read_ledger("votes").deleted == 2
 
 
 @only("clickhouse")
@@ -728,12 +728,12 @@ def test_rows_that_two_workers_delete_are_counted_once(place: Place) -> None:
         def query(*given: Any, **more: Any) -> Any:
             found = ask(*given, **more)
             mine.client.query = ask
-            other.expire("votes", NOON + DAY)
+            other.expire_stream("votes", NOON + DAY)
             return found
 
         mine.client.query = query
-        one.expire("votes", NOON + DAY)
-        assert one.ledger("votes").deleted == 2 and place.choices() == []
+        one.expire_stream("votes", NOON + DAY)
+        assert one.read_ledger("votes").deleted == 2 and place.choices() == []
 
 
 @only("clickhouse")
@@ -743,11 +743,11 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
     with contextlib.closing(place.connect()) as store:
         store.persist(*votes("a", "b"))
         place.killed(f"kind.drop = die; store.expire('votes', {NOON + DAY})")
-        store.expire("votes", NOON + DAY)
-        assert store.ledger("votes").deleted == 0 and place.choices() == []
+        store.expire_stream("votes", NOON + DAY)
+        assert store.read_ledger("votes").deleted == 0 and place.choices() == []
         monkeypatch.setattr("sluice.contrib.destinations.clickhouse.LEFT_SECONDS", 0)
-        store.expire("votes", NOON + DAY)
-        assert store.ledger("votes").deleted == 2
+        store.expire_stream("votes", NOON + DAY)
+        assert store.read_ledger("votes").deleted == 2
         assert asked(place.engine, f"SHOW TABLES FROM {place.rows.rpartition('/')[2]}").split() == ["votes"]
 
 
@@ -756,7 +756,7 @@ def test_rows_whose_deletion_was_cut_off_are_deleted_and_counted_later(
 
 def test_the_setting_names_destinations_of_streams() -> None:
     rows = parse_rows("s3://b/c, votes=kafka://a:1,b:2/own?partitions=8 gps=clickhouse://u:p@h:8123/d,logs=store")
-    assert [rows.of(name) for name in ("metrics", "votes", "gps", "logs")] == [
+    assert [rows.for_stream(name) for name in ("metrics", "votes", "gps", "logs")] == [
         *("s3://b/c", "kafka://a:1,b:2/own?partitions=8", "clickhouse://u:p@h:8123/d", None),
     ]
 

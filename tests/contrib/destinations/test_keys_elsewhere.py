@@ -19,4 +19,4 @@ def test_rows_elsewhere_have_their_keys_in_the_database(tmp_path: Path) -> None:
     here = Here(f"sqlite:///{tmp_path}/ingest.db", row_destinations=row_destinations)
     assert here.put("gps", fix("a"), fix("a"), fix("b")) == (2, 0)
     assert here.put("gps", fix("b"), fix("c")) == (1, 0)
-    assert here.store.ledger("gps").duplicate == 2
+    assert here.store.read_ledger("gps").duplicate == 2

@@ -130,13 +130,13 @@ def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkey
     with contextlib.closing(
         open_store(url, STREAMS, row_destinations=open_destinations(row_destinations(tmp), STREAMS))
     ) as store:
-        bury = store.bury
+        bury = store.bury_rejects
 
         def counted(*given: Any) -> int:
             buried.append(bury(*given))
             return buried[-1]
 
-        monkeypatch.setattr(store, "bury", counted)
+        monkeypatch.setattr(store, "bury_rejects", counted)
         assert store.persist(*votes(*range(17), *[""] * 10)) == Outcome(17, 10)
     (file,) = files(tmp)
     written = pyarrow.parquet.ParquetFile(file).metadata
@@ -210,7 +210,7 @@ def test_rejects_are_buried_in_the_database(store: Store, tmp: Path) -> None:
     assert choices(tmp) == ["a", "b"]
     (letter,) = find_letters(store)
     assert (letter.body, letter.seq, letter.whole) == (b"{", 2, True)
-    assert store.ledger("votes").bodies == 3 and store.ledger("votes").dead == 1
+    assert store.read_ledger("votes").bodies == 3 and store.read_ledger("votes").dead == 1
 
 
 class Count(Record, kw_only=True):
@@ -360,7 +360,7 @@ def test_rows_are_there_once_after_a_kill(moment: str, url: str, tmp: Path) -> N
         tidied(store)
         assert choices(tmp) == ["a", "b"] + ["before"] * ("before" in MOMENTS[moment])
         assert not staged(tmp)
-        assert store.ledger("votes").bodies == len(choices(tmp))
+        assert store.read_ledger("votes").bodies == len(choices(tmp))
         outbox(store).publish(store)
         assert told(store, "SELECT * FROM batches_objects") == []
 
@@ -380,7 +380,7 @@ def test_a_file_that_waits_stays_while_another_directory_is_named(url: str, tmp:
     with contextlib.closing(connected(url, tmp)) as store:
         tidied(store)
         assert choices(tmp) == ["a", "b"] and find_unpublished(store) == []
-        assert store.ledger("votes").bodies == 3
+        assert store.read_ledger("votes").bodies == 3
 
 
 @pytest.mark.contract
@@ -492,7 +492,7 @@ def test_nothing_is_stored_while_the_disk_is_away_from_a_running_worker(store: S
         for act in (
             lambda: store.persist(*votes("b", first=2)),
             lambda: outbox(store).tidy("votes", store),
-            lambda: store.expire("votes", NOON),
+            lambda: store.expire_stream("votes", NOON),
             lambda: outbox(store).addresses(),
         ):
             with pytest.raises(Unavailable, match="put it back"):
@@ -515,7 +515,7 @@ def test_nothing_is_made_where_the_disk_is_missing_at_the_start(url: str, tmp: P
             for act in (
                 lambda: store.persist(*votes("b", first=2)),
                 lambda: outbox(store).tidy("votes", store),
-                lambda: store.expire("votes", NOON),
+                lambda: store.expire_stream("votes", NOON),
                 lambda: outbox(store).addresses(),
             ):
                 with pytest.raises(Unavailable, match="mount its disk"):
@@ -559,7 +559,7 @@ def test_a_note_of_an_older_database_ends_if_its_file_was_merged(store: Store, t
     assert len(files(tmp)) == 1
     with store.transaction() as db:
         for row in before:
-            store.run(db, "INSERT INTO batches_objects VALUES (?, ?, ?, ?, ?, ?)", row)
+            store.run_sql(db, "INSERT INTO batches_objects VALUES (?, ?, ?, ?, ?, ?)", row)
     outbox(store).publish(store)
     assert find_unpublished(store) == [] and told(store, "SELECT * FROM batches_objects") == []
 
@@ -576,8 +576,8 @@ def test_what_other_programs_put_there_is_named_once_and_stays(
     tidied(store)
     tidied(store)
     assert len(files(tmp)) == 3
-    assert store.expire("votes", NOON + 3_600_000_000) is False
-    assert store.ledger("votes").deleted == 2
+    assert store.expire_stream("votes", NOON + 3_600_000_000) is False
+    assert store.read_ledger("votes").deleted == 2
     assert {path.name for path in files(tmp)} == {"empty.parquet", "other.parquet"}
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4 and all("is not ours" in line for line in said)
@@ -833,9 +833,9 @@ def test_old_files_are_deleted_and_their_rows_counted(store: Store, tmp: Path) -
     after = NOON + 3_600_000_000
     assert count_overdue(store, "votes", after - 1_000_000) == 0
     assert count_overdue(store, "votes", after) == 3 and len(files(tmp)) == 3
-    assert store.expire("votes", after) is False
+    assert store.expire_stream("votes", after) is False
     assert not files(tmp) and not list((tmp / "rows/votes").iterdir())
-    assert store.ledger("votes").deleted == 3
+    assert store.read_ledger("votes").deleted == 3
     stored(store, 3)  # the claims come again
     assert not files(tmp)
 
@@ -845,9 +845,9 @@ def test_a_file_with_a_row_that_is_not_old_stays(store: Store, tmp: Path) -> Non
     entries = decoded(STREAMS["votes"], bodies)
     late = [msgspec.structs.replace(body, received=body.received + (body.seq - 1) * 7_200_000_000) for body in entries]
     store.persist(claim("votes", 2), late)
-    store.expire("votes", NOON + 3_600_000_000)
+    store.expire_stream("votes", NOON + 3_600_000_000)
     assert len(found(tmp, "seq")) == 2
-    store.expire("votes", NOON + 3 * 3_600_000_000)
+    store.expire_stream("votes", NOON + 3 * 3_600_000_000)
     assert found(tmp, "seq") == []
 
 
@@ -858,7 +858,7 @@ def test_the_setting_names_destinations_of_streams() -> None:
     load = settings.load_settings
     assert load({}).rows == ByStream(None, {})
     rows = load({"INGEST_ROWS": "parquet:///a/b, votes=store logs=parquet:///c"}).rows
-    assert [rows.of(name) for name in ("gps", "votes", "logs")] == ["parquet:///a/b", None, "parquet:///c"]
+    assert [rows.for_stream(name) for name in ("gps", "votes", "logs")] == ["parquet:///a/b", None, "parquet:///c"]
 
 
 @pytest.mark.parametrize("text", ["parquet:", "parquet://a", "ftp://b/c", "gps=store,gps=store", "gps", "store,store"])

@@ -75,7 +75,7 @@ def test_what_a_destination_refuses_does_not_hide_what_waits_of_another_worker(t
         outbox = Outbox({"orders": ToShelf(shelf, orders, writer)})
         store = open_store(url, {"orders": orders}, keep=FOREVER, row_destinations=outbox)
         claim = Claim("orders", f"epoch:{first}:0", first, len(ids), 0, [(first, 0)])
-        bodies = [Body.of(first + n, 0, b"{}", Decoded((Order(id=id),))) for n, id in enumerate(ids)]
+        bodies = [Body.from_decoded(first + n, 0, b"{}", Decoded((Order(id=id),))) for n, id in enumerate(ids)]
         store.persist(claim, bodies)
         stores.append((store, outbox))
     shelf.closed = False

@@ -102,7 +102,7 @@ def test_a_body_that_is_invalid_is_buried_and_nothing_is_noted(store: Store, ser
 def test_a_server_that_is_away_loses_packets_and_stops_nothing(tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.closing(connected(tmp, "nowhere.invalid:1")) as store:
         assert persist(store, b"a value=1") == persist(store, b"a value=1", first=2) == Outcome(1, 0)
-        assert store.ledger("metrics").bodies == 2
+        assert store.read_ledger("metrics").bodies == 2
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["metrics are lost"]
 
 

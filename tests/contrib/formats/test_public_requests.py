@@ -40,7 +40,7 @@ def test_a_request_becomes_these_rows(case: Case, endpoints: Endpoints) -> None:
     for name, value in case.fields.items():
         key = name.upper().replace("-", "_")
         environ[key if key == "CONTENT_TYPE" else f"HTTP_{key}"] = value
-    endpoint = endpoints.find(environ)
+    endpoint = endpoints.find_endpoint(environ)
     assert endpoint is not None and case.method in endpoint.taken
     item = endpoint.read(environ, endpoint)
     assert endpoint.reply.status == case.status

@@ -41,7 +41,7 @@ def send(
     for name, value in (fields or {}).items():
         key = name.upper().replace("-", "_")
         environ[key if key == "CONTENT_TYPE" else f"HTTP_{key}"] = value
-    endpoint = endpoints.find(environ)
+    endpoint = endpoints.find_endpoint(environ)
     assert endpoint is not None, target
     assert method in endpoint.taken, method
     try:

@@ -213,7 +213,7 @@ def test_a_letter_of_a_batch_that_was_folded_is_posted_under_the_same_key(monkey
     with receiving(lambda post, number: Reply(200 if number else 410)) as receiver, cell(receiver) as one:
         one.store_votes("a")
         one.store_votes("b")
-        assert one.store.fold()
+        assert one.store.fold_batches()
         one.start()
         one.wait_for(one.drained, "all have ended")
         ((reason, _),) = one.letters()
@@ -283,7 +283,7 @@ def test_a_request_is_posted_in_order_or_in_parallel_as_the_line_of_its_hook_say
             bodies = [given(seq, hook, orders[hook]) for seq, hook in enumerate("aabbcc", 1)]
             one.store.persist(claim("requests", 6), bodies)
             with one.store.transaction(read=True) as db:
-                places = [place_of(name) for (name,) in one.store.run(db, "SELECT name FROM batches_carried")]
+                places = [place_of(name) for (name,) in one.store.run_sql(db, "SELECT name FROM batches_carried")]
             lanes = {(bodies[place.seq - 1].records[0].hook, place.lane) for place in places if place}
             assert {hook for hook, lane in lanes if lane.startswith(ORDERED)} == ordered
             assert len(lanes) == 6 - len(ordered)  # those in an order share one

@@ -46,7 +46,7 @@ def test_an_equal_body_is_one_for_its_time_and_a_tenth_at_most(start: float, her
     assert put(here, (start + 1, item("a")), (start + 300, item("a"))) == 0
     assert put(here, (start + 331, item("a")), (start + 332, item("a")), (start + 332, item("b"))) == 2
     assert put(here, (start + 331 + 299, item("a"))) == 0
-    assert here.store.ledger("hooks").duplicate == 4
+    assert here.store.read_ledger("hooks").duplicate == 4
 
 
 def test_of_equal_bodies_in_one_claim_the_first_counts_and_those_that_came_long_after_it(here: Here) -> None:

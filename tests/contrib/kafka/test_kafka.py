@@ -323,7 +323,7 @@ def taken(outlet: Outlet) -> list[bytes]:
     outlet.has_work([])
     claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"))
     assert claim
-    items = list(outlet.items(claim))
+    items = list(outlet.read_items(claim))
     outlet.settle(claim)
     return items
 
@@ -432,12 +432,12 @@ def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: 
         outlet.has_work([])
         poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
         while claim := outlet.claim("votes"):
-            assert list(outlet.items(claim)) == [b"x" * 100] * claim.count
+            assert list(outlet.read_items(claim)) == [b"x" * 100] * claim.count
             outlet.settle(claim)
             outlet.has_work(["votes"])
         poll(lambda: not push())
         outlet.close()
-        inlet.report(last=True)
+        inlet.report_counts(last=True)
         assert Inspector(url, str(tmp / "run/views.sock")).counters()["bytes votes"] == sum(sizes)
 
 
@@ -488,7 +488,7 @@ def test_partitions_are_raised_while_bodies_come_and_none_is_refused(tmp: Path, 
         def take() -> bool:
             outlet.has_work(["votes"])
             while claim := outlet.claim("votes"):
-                taken.extend(outlet.items(claim))
+                taken.extend(outlet.read_items(claim))
                 outlet.settle(claim)
             return len(taken) == count
 
@@ -575,16 +575,16 @@ def test_a_topic_that_deletes_what_is_not_stored_is_named(
         inlet.commit(inlet.append("votes", b"first"))
         outlet.has_work([])
         poll(lambda: outlet.has_work(["votes"]) and outlet.has_more("votes"))
-        assert inspector.snapshot("votes").warning == "" and not caplog.records
+        assert inspector.take_snapshot("votes").warning == "" and not caplog.records
         altered(url, retention_ms="4000")
-        warning = inspector.snapshot("votes").warning
+        warning = inspector.take_snapshot("votes").warning
         assert "retention.ms=4000, so Kafka may delete bodies that are not stored: kafka-configs.sh" in warning
         outlet.sources["votes"].check()
         poll(lambda: inlet.backlogs["votes"].config.unsafe)
         said = [record.getMessage() for record in caplog.records if "retention" in record.getMessage()]
         assert said == [warning] * 2
         altered(url, retention_ms="-1", cleanup_policy="compact")
-        assert "cleanup.policy=compact" in inspector.snapshot("votes").warning
+        assert "cleanup.policy=compact" in inspector.take_snapshot("votes").warning
         outlet.close()
         with contextlib.closing(Outlet(url, figures)) as later:
             later.has_work(["votes"])
@@ -605,8 +605,8 @@ def test_an_offset_is_committed_again_until_that_succeeds(tmp: Path, url: str) -
         source.consumer = SimpleNamespace(commit=lambda offsets: lost.extend(offsets))  # type: ignore[assignment]
         outlet.settle(claim)
         source.consumer = consumer
-        assert (len(lost), inspector.snapshot("votes").ready) == (1, 1)
-        poll(lambda: outlet.has_work(["votes"]) and not inspector.snapshot("votes").ready)
+        assert (len(lost), inspector.take_snapshot("votes").ready) == (1, 1)
+        poll(lambda: outlet.has_work(["votes"]) and not inspector.take_snapshot("votes").ready)
         outlet.close()
 
 
@@ -665,9 +665,9 @@ def test_an_attempt_that_could_not_be_counted_was_none(tmp: Path, url: str) -> N
         source.consumer = SimpleNamespace(commit=refuse)  # type: ignore[assignment]
         for _ in range(2):
             with pytest.raises(KafkaUnavailable):
-                outlet.attempt(claim)
+                outlet.count_attempt(claim)
         source.consumer = consumer
-        assert [outlet.attempt(claim), outlet.attempt(claim, -1)] == [1, 0]
+        assert [outlet.count_attempt(claim), outlet.count_attempt(claim, -1)] == [1, 0]
         outlet.close()
 
 
@@ -685,7 +685,7 @@ def test_a_worker_does_not_wait_for_a_coordinator_that_is_frozen(
             claim = outlet.claim("votes")
             assert claim and claim.deliveries == 1
             with pytest.raises(KafkaUnavailable) as refused:
-                outlet.attempt(claim)
+                outlet.count_attempt(claim)
             said.append(str(refused.value))
             ended.set()
 
@@ -716,7 +716,7 @@ def test_a_topic_that_one_broker_does_not_know_yet_was_not_deleted(
         outlet.admin.describe = lagging  # type: ignore[assignment]
         claim = poll(lambda: outlet.has_work(["votes"]) and outlet.claim("votes"))
         assert isinstance(claim, Claim)
-        assert outlet.items(claim) == [VOTE % b"a"] and len(asked) > 4
+        assert outlet.read_items(claim) == [VOTE % b"a"] and len(asked) > 4
         assert "was deleted" not in caplog.text
         outlet.close()
 

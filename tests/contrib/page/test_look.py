@@ -179,7 +179,7 @@ def test_bodies_that_a_restore_has_lost_are_acknowledged_once_and_the_next_loss_
 
 def test_bodies_that_arrive_while_purge_asks_are_kept(tmp: Path, redis: Server) -> None:
     push(redis, b"old", b"old")
-    seen = Inspector(str(redis.socket)).snapshot("votes")
+    seen = Inspector(str(redis.socket)).take_snapshot("votes")
     push(redis, b"new")
     assert Inspector(str(redis.socket)).purge("votes", seen) == 2
     assert ready(redis) == [b"new"]
@@ -193,7 +193,7 @@ def test_released_claims_go_to_the_next_worker_with_the_same_ids(
     outlet = Outlet(str(redis.socket))
     one = outlet.claim("votes", max_bodies=3, lease=3600)
     assert one
-    outlet.report([one])
+    outlet.report_state([one])
     answering("no\n", monkeypatch)
     code, _, question = sluice(tmp, "release", "votes")
     assert code == 1
@@ -213,7 +213,7 @@ def test_top_shows_each_stream_its_workers_and_its_dead_letters_in_80_columns(tm
     outlet = Outlet(str(redis.socket))
     claim = outlet.claim("votes", max_bodies=1000, lease=3600)
     assert claim
-    outlet.report([claim])
+    outlet.report_state([claim])
     code, out, complaints = sluice(tmp, "top", "--count", "2", "--every", "0.1", TERM="dumb")
     assert (code, complaints) == (0, "")
     assert "\x1b" not in out

@@ -220,7 +220,7 @@ def test_refused_bodies_are_counted_by_reason(tmp: Path) -> None:
         inlet = Inlet(str(redis.socket), 2)
         for n in range(5):
             inlet.commit(inlet.append("votes", vote(n)))
-        inlet.report(last=True)
+        inlet.report_counts(last=True)
         counted = Inspector(str(redis.socket)).counters()
         assert counted["refused votes The backlog is over its limit"] == 3
         assert counted["bytes votes"] == 2 * len(vote(0))
@@ -232,10 +232,10 @@ def test_the_counts_of_a_failed_report_are_in_the_next_one(tmp: Path) -> None:
         inlet.commit(inlet.append("votes", vote(0)))
         with client.Redis(unix_socket_path=str(redis.socket)) as db:
             db.set(COUNTS, "not a hash")
-            inlet.report(last=True)
+            inlet.report_counts(last=True)
             db.delete(COUNTS)
-        inlet.report(last=True)
-        inlet.report(last=True)
+        inlet.report_counts(last=True)
+        inlet.report_counts(last=True)
         assert Inspector(str(redis.socket)).counters()["commit_bodies sum"] == 1
 
 
@@ -248,7 +248,7 @@ def test_counters_are_reported_to_a_full_redis(tmp: Path) -> None:
         batch = inlet.append("votes", vote(1))
         inlet.commit(batch)
         assert batch.refused
-        inlet.report(last=True)
+        inlet.report_counts(last=True)
         assert Inspector(str(redis.socket)).counters()["refused votes Redis is full"] == 1
 
 

@@ -86,7 +86,7 @@ def gps(count: int, **bad: Gps) -> list[Body]:
 
 def decoded(stream: str, *items: bytes) -> list[Body]:
     return [
-        Body.of(seq, 1_700_000_000_000_000, item, STREAMS[stream].decode(item, MOST))
+        Body.from_decoded(seq, 1_700_000_000_000_000, item, STREAMS[stream].decode(item, MOST))
         for seq, item in enumerate(items, 1)
     ]
 
@@ -151,7 +151,7 @@ class TestPostgres(StoreTests):
         other: Any = open_store(backend.url, STREAMS)
         with other.transaction() as db:
             assert db.execute(postgres.TRY).fetchone() == (True,)
-            assert (store.fold(), store.expire("votes", 0)) == (False, False)
+            assert (store.fold_batches(), store.expire_stream("votes", 0)) == (False, False)
         other.close()
 
 
@@ -231,7 +231,7 @@ class Order(Record):
 def test_a_user_defined_stream_has_one_column_per_field(pg: Postgres):
     orders = stream("order", Order)  # a word of SQL, too
     body = b'{"sku":"a","price":2,"note":"7","lines":[{"x":1}]}'
-    bodies = [Body.of(1, 0, body, orders.decode(body, MOST))]
+    bodies = [Body.from_decoded(1, 0, body, orders.decode(body, MOST))]
     assert connect(pg, order=orders).persist(claim("order"), bodies).records == 1
     assert pg.ask('SELECT sku, count, paid, price, note, lines, batch, seq FROM "order"') == [
         ("a", 1, False, 2.0, "7", [{"x": 1}], 1, 1)
@@ -243,7 +243,7 @@ def test_a_stream_of_ones_own_may_have_nanoseconds(pg: Postgres):
         price: float
 
     ticks = stream("ticks", Tick, precision="ns")
-    bodies = [Body.of(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
+    bodies = [Body.from_decoded(1, 0, b"", ticks.decode(b'{"price":1,"time":1767268800123456789}', MOST))]
     assert connect(pg, ticks=ticks).persist(claim("ticks"), bodies).records == 1
     assert pg.ask("SELECT extract(microseconds FROM time)::int, nanoseconds, price FROM ticks") == [(123456, 789, 1.0)]
 
@@ -298,11 +298,11 @@ def test_batches_are_folded_while_another_role_always_stores_some(pg: Postgres, 
         one.execute("BEGIN; UPDATE batches SET bodies = 1")
         for n in range(9):
             store.persist(claim(name=f"{n}:1:1"), gps(1))
-        assert not store.fold()
+        assert not store.fold_batches()
         two.execute("BEGIN; UPDATE batches SET bodies = 1 WHERE false")
-        assert not store.fold()
+        assert not store.fold_batches()
         one.execute("COMMIT")
-        assert store.fold() and store.fold()
+        assert store.fold_batches() and store.fold_batches()
     assert pg.ask("SELECT count(*) FROM batches") == [(5,)]
     store.close()
     pg.ask("DROP OWNED BY writer; DROP ROLE writer")
@@ -337,10 +337,10 @@ def test_the_follower_goes_on_when_the_batch_of_its_position_is_folded_and_its_r
             entry = body_with(n, 1_700_000_000_000_009, b"", Gps(device="a", lat=1.0, lon=2.0))
             store.persist(claim(name=f"run:{n}:1")._replace(first=n), [entry])
         store.expire_letters(later)
-        harness.poll(store.fold)
-        while store.fold():
+        harness.poll(store.fold_batches)
+        while store.fold_batches():
             pass
-        store.expire("gps", 1_700_000_000_000_001)
+        store.expire_stream("gps", 1_700_000_000_000_001)
         assert pg.ask("SELECT count(*) FROM batches") == [(1,)]
         assert read(position)[1] == 3
 
@@ -471,13 +471,13 @@ def test_a_table_whose_rows_have_an_age_is_partitioned_and_old_partitions_are_dr
     store.persist(claim(count=4), arriving(0, 0, 0, 7 * 86_400))
     assert sorted(parts(pg).values()) == [0, 0, 0, 1, 3]
     assert parts(pg)['"gps$other"'] == 1
-    while store.expire("gps", int((time.time() - 600) * 1e6)):
+    while store.expire_stream("gps", int((time.time() - 600) * 1e6)):
         pass
-    assert store.ledger("gps").deleted == 1
+    assert store.read_ledger("gps").deleted == 1
     pg.ask("CREATE TABLE early PARTITION OF gps FOR VALUES FROM (MINVALUE) TO ('2020-01-01')")
     store.persist(claim(count=3, name="early:1:1"), arriving(*[time.time()] * 3))
-    assert store.expire("gps", int((time.time() - 600) * 1e6))
-    assert store.ledger("gps").deleted == 4
+    assert store.expire_stream("gps", int((time.time() - 600) * 1e6))
+    assert store.read_ledger("gps").deleted == 4
     assert sorted(parts(pg).values()) == [0, 0, 0, 0, 3]
     # with another age the next partitions begin where the last one ends, and existing tables stay as they are
     store.close()
@@ -511,7 +511,7 @@ def test_a_partition_is_at_most_an_eighth_of_the_age(pg: Postgres, age: int, per
             assert {(end - start).total_seconds() for start, end in zip(ends, ends[1:])} == {period}
             for name in set(parts(pg)) - {'"gps$other"'}:
                 pg.ask(f"DROP TABLE {name}")
-            store.expire("gps", 0)  # it makes them again
+            store.expire_stream("gps", 0)  # it makes them again
 
 
 def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Postgres):
@@ -521,11 +521,11 @@ def test_a_partition_that_would_have_rows_of_the_default_one_is_left_out(pg: Pos
         pg.ask(f"DROP TABLE {name}")
     pg.ask("INSERT INTO gps (received_at, time, batch, seq) VALUES (now(), now(), 0, 0)")
     store = open_store(pg.url, STREAMS, keep=keep)
-    store.expire("gps", 0)
+    store.expire_stream("gps", 0)
     assert 2 < len(parts(pg)) < 5
     assert store.persist(claim(), arriving(0)).records == 1
     pg.ask("UPDATE \"gps$other\" SET received_at = now() - interval '1 hour'")
-    while store.expire("gps", int((time.time() - 600) * 1e6)):
+    while store.expire_stream("gps", int((time.time() - 600) * 1e6)):
         pass
     assert parts(pg)['"gps$other"'] == 0
     store.close()
@@ -548,20 +548,20 @@ def test_a_table_without_partitions_is_searched_for_old_rows_a_few_pages_at_a_ti
 ):
     monkeypatch.setattr("sluice.contrib.postgres.store.SWEEP_PAGES", 1)
     store = connect(pg)
-    assert not store.expire("gps", int(time.time() * 1e6))  # it is empty
+    assert not store.expire_stream("gps", int(time.time() * 1e6))  # it is empty
     store.persist(claim(count=1000), arriving(*[100, 0] * 500))
 
     def live() -> bool:
         """The next process goes on where the last one was."""
         with contextlib.closing(connect(pg)) as other:
-            return bool(other.expire("gps", int((time.time() - 50) * 1e6)))
+            return bool(other.expire_stream("gps", int((time.time() - 50) * 1e6)))
 
     steps = 1
     while live():
-        assert store.ledger("gps").deleted < 500
+        assert store.read_ledger("gps").deleted < 500
         steps += 1
     assert steps == pg.ask("SELECT pg_relation_size('gps') / 8192")[0][0] > 3
-    assert store.ledger("gps").deleted == 500
+    assert store.read_ledger("gps").deleted == 500
     store.close()
 
 
@@ -867,7 +867,7 @@ def test_an_operator_command_creates_no_tables(pg: Postgres):
         open_store(pg.url, STREAMS, make=False)
     assert pg.ask("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
     connect(pg).persist(claim(count=3), gps(3))
-    found = open_store(pg.url, STREAMS, make=False).ledger("gps", claims={"run:1:1": 3, "x:9:1": 1})
+    found = open_store(pg.url, STREAMS, make=False).read_ledger("gps", claims={"run:1:1": 3, "x:9:1": 1})
     assert found[:3] == (3, 0, {"run:1:1": 3, "x:9:1": 0})
 
 
@@ -1004,7 +1004,9 @@ def test_every_body_is_stored_once_whichever_process_is_killed():
             more = partial(lambda before: stored() > before and backends(), before)
             harness.poll(more, 30, "bodies are stored")
             kill()
-        harness.poll(lambda: Inspector(str(redis.socket)).snapshot("gps")[:3] == (pushed, 0, {}), 60, "all is settled")
+        harness.poll(
+            lambda: Inspector(str(redis.socket)).take_snapshot("gps")[:3] == (pushed, 0, {}), 60, "all is settled"
+        )
         assert pg.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(pushed - pushed // 1000,) * 2]
         assert pg.ask("SELECT count(*), count(DISTINCT seq) FROM dead_letters") == [(pushed // 1000,) * 2]
         assert pg.ask("SELECT sum(bodies), sum(records) FROM batches") == [(pushed, pushed - pushed // 1000)]

@@ -62,7 +62,7 @@ def test_two_workers_that_store_the_same_keys_in_another_order_wait_for_each_oth
             thread.join()
     assert [worker.states[0].errors.n for worker in workers] == [0, 0] and "deadlock" not in caplog.text
     assert server.ask("SELECT count(*), count(DISTINCT device) FROM gps") == [(len(bodies), len(bodies))]
-    ledger = Here(server.url).store.ledger("gps")
+    ledger = Here(server.url).store.read_ledger("gps")
     assert (ledger.bodies, ledger.duplicate, ledger.dead) == (2 * len(bodies), len(bodies), 0)
 
 
@@ -71,7 +71,7 @@ def test_a_key_that_expires_while_it_is_put_again_is_put(server: Postgres, monke
     server.ask("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     here, other = Here(server.url), Here(server.url, epoch="other")
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
-    run = here.store.run
+    run = here.store.run_sql
 
     def late(db: Any, sql: str, values: Any = ()) -> Any:
         if "FROM batches_keys WHERE key IN" in sql:  # it was there when it was put, and is not any more
@@ -79,6 +79,6 @@ def test_a_key_that_expires_while_it_is_put_again_is_put(server: Postgres, monke
         return run(db, sql, values)
 
     with monkeypatch.context() as between:
-        between.setattr(here.store, "run", late)
+        between.setattr(here.store, "run_sql", late)
         assert here.put("votes", keyed("a", VOTE), keyed("b", VOTE)) == (2, 0)
     assert here.put("votes", keyed("a", VOTE), keyed("b", VOTE)) == (0, 0)

@@ -79,10 +79,10 @@ def test_rows_are_stored_while_a_reader_keeps_partitions_from_being_made_or_drop
         reader.execute("SELECT FROM gps")
         with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
             assert store.persist(claim("gps", 2, 2), gps(0, -60, first=2)) == (2, 0, False)
-            assert not store.expire("gps", before(600))
+            assert not store.expire_stream("gps", before(600))
             assert parts(pg) == [old]
     with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
-        store.expire("gps", before(600))
+        store.expire_stream("gps", before(600))
         assert len(parts(pg)) > 2
 
 
@@ -102,13 +102,13 @@ def test_the_last_rows_are_found_without_a_look_at_the_others(pg: Postgres, monk
             "INSERT INTO gps (received_at, time, device, lat, lon, batch, seq) "
             "SELECT now(), now(), repeat('x', 500), 1, 2, 1, n FROM generate_series(2, 20000) AS n"
         )
-        run = store.run
+        run = store.run_sql
 
         def noted(db: Any, sql: str, values: Any = ()) -> Any:
             asked.append((sql, values))
             return run(db, sql, values)
 
-        monkeypatch.setattr(store, "run", noted)
+        monkeypatch.setattr(store, "run_sql", noted)
         assert store.last_rows("gps", 2, 9)[1][0][-2] == "20000"
         ((sql, values),) = [each for each in asked if " ctid " in each[0]]
         with store.transaction() as db:
@@ -124,14 +124,14 @@ def test_a_reader_delays_the_end_of_a_partition_and_no_row(pg: Postgres, monkeyp
         store.persist(claim("gps", 1), gps(time.time()))
         with pg.connect() as reader, reader.transaction():
             reader.execute("SELECT FROM gps")
-            assert not store.expire("gps", before(600))  # a thread tries
+            assert not store.expire_stream("gps", before(600))  # a thread tries
             assert store.persist(claim("gps", 1, 2), gps(0, first=2)) == (1, 0, False)
-            assert not store.expire("gps", before(600))
-            assert store.ledger("gps").deleted == 0
+            assert not store.expire_stream("gps", before(600))
+            assert store.read_ledger("gps").deleted == 0
         monkeypatch.setattr("sluice.contrib.postgres.store.DROP_SECONDS", 30)
-        while store.expire("gps", before(600)):
+        while store.expire_stream("gps", before(600)):
             pass
-        assert store.ledger("gps").deleted == 1
+        assert store.read_ledger("gps").deleted == 1
 
 
 def test_a_late_row_of_a_partition_that_is_dropped_is_counted(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +143,10 @@ def test_a_late_row_of_a_partition_that_is_dropped_is_counted(pg: Postgres, monk
             other.execute("INSERT INTO gps (received_at, time, batch, seq) VALUES ('2019-01-01', now(), 0, 0)")
             patched.setattr("sluice.contrib.postgres.store.DROP_SECONDS", 0)
             with contextlib.suppress(Unavailable):  # it gives up soon, and does not wait for this row
-                store.expire("gps", before(600))
+                store.expire_stream("gps", before(600))
             poll(lambda: store.dropping is None or store.dropping.done() or pg.ask(dropping))  # type: ignore[attr-defined]
-        patiently(partial(store.expire, "gps", before(600)))
-        assert (pg.ask("SELECT count(*) FROM gps"), store.ledger("gps").deleted) == ([(0,)], 2)
+        patiently(partial(store.expire_stream, "gps", before(600)))
+        assert (pg.ask("SELECT count(*) FROM gps"), store.read_ledger("gps").deleted) == ([(0,)], 2)
 
 
 @pytest.mark.parametrize("ahead", [0, 20 * 365], ids=["right", "ahead"])
@@ -159,10 +159,10 @@ def test_a_partition_is_dropped_when_its_last_row_is_old(pg: Postgres, ahead: in
             )
             pg.ask(f"CREATE TABLE {name} PARTITION OF gps FOR VALUES FROM ({begin}) TO ({behind})")
         store.persist(claim("gps", 3), gps(12 * DAY, 10.5 * DAY, 9.7 * DAY))
-        while store.expire("gps", before((10 - ahead) * DAY)):
+        while store.expire_stream("gps", before((10 - ahead) * DAY)):
             pass
         assert [part.name for part in parts(pg)][0] == "turning"
-        assert (store.ledger("gps").deleted, pg.ask("SELECT seq FROM gps ORDER BY 1")) == (1, [(2,), (3,)])
+        assert (store.read_ledger("gps").deleted, pg.ask("SELECT seq FROM gps ORDER BY 1")) == (1, [(2,), (3,)])
 
 
 def test_a_clock_ahead_of_the_server_drops_no_partition_of_its_present(pg: Postgres) -> None:
@@ -170,10 +170,10 @@ def test_a_clock_ahead_of_the_server_drops_no_partition_of_its_present(pg: Postg
         store.persist(claim("gps", 2), gps(0, time.time()))
         there = parts(pg)
         turns = 0
-        while store.expire("gps", before(-20 * 365 * 86_400)):
+        while store.expire_stream("gps", before(-20 * 365 * 86_400)):
             turns += 1
             assert turns < 20  # not for ever
-        assert (store.ledger("gps").deleted, parts(pg)) == (1, there)
+        assert (store.read_ledger("gps").deleted, parts(pg)) == (1, there)
 
 
 def test_names_are_of_utc_whatever_the_time_zone_of_the_server(pg: Postgres) -> None:
@@ -190,7 +190,7 @@ def test_partitions_far_ahead_leave_no_gap(pg: Postgres) -> None:
     pg.ask("CREATE TABLE ahead PARTITION OF gps FOR VALUES FROM ('2090-01-01') TO ('2090-02-01')")
     pg.ask("CREATE TABLE early PARTITION OF gps FOR VALUES FROM (MINVALUE) TO ('2020-01-01')")
     with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
-        store.expire("gps", before(10 * 365 * 86_400))
+        store.expire_stream("gps", before(10 * 365 * 86_400))
         store.persist(claim("gps", 2), gps(0, 60))
     assert pg.ask('SELECT count(*) FROM "gps$other"') == [(1,)]
     assert {"ahead", "early"} < {part.name for part in parts(pg)}
@@ -207,9 +207,9 @@ def test_a_stream_may_have_any_name_beside_a_stream_with_partitions_and_a_tally(
                 entries = [body_with(n, int(arrived), b"", vote) for n, arrived in ((1, 0), (2, time.time() * 1e6))]
                 assert store.persist(claim(name, 2), entries) == (2, 0, False)
                 rows.make_countable(name, "poll", "choice")
-            while store.expire("gps", before(600)):
+            while store.expire_stream("gps", before(600)):
                 pass
-            deleted = {name: store.ledger(name).deleted for name in names}
+            deleted = {name: store.read_ledger(name).deleted for name in names}
         assert deleted == {name: int(name == "gps") for name in names}
         assert [rows.count(name, "poll", "choice", "p") for name in names[:2]] == [({"c": 1}, 1), ({"c": 2}, 2)]
     indexed = "SELECT count(*) FROM pg_indexes WHERE indexdef LIKE '%% ON ONLY %% btree (hashtext%%'"

@@ -71,15 +71,15 @@ def use(pg: Postgres, url: str = "") -> None:
         assert store.persist(claim("votes", 1, 9), [body_with(9, 0, b"\\x00", reject)]) == (0, 1, False)
         assert [letter.body for letter in find_letters(store)] == [b"\\x00\xff"]
         assert count_reasons(store) == [("votes", "why", 1)]
-        while store.expire("gps", gps(7 * 86_400)[0].received):
+        while store.expire_stream("gps", gps(7 * 86_400)[0].received):
             pass
-        assert store.ledger("gps").deleted == 1
+        assert store.read_ledger("gps").deleted == 1
         assert store.expire_letters(1) is False
         store.publish_figures("c1", {"x": 1}, [Epoch("votes", "votes", "c1", 1, 9, 0)])
-        assert [(found.cell, found.seconds < 60) for found in store.cells()] == [("c1", True)]
+        assert [(found.cell, found.seconds < 60) for found in store.read_cells()] == [("c1", True)]
         for n in range(transaction_limits.FOLD_BATCHES + 1):
             store.persist(*votes("a", first=20 + n))
-        poll(store.fold)
+        poll(store.fold_batches)
     with contextlib.closing(open_row_source(url or pg.url, STREAMS)) as rows:
         rows.index(["gps", "votes"])  # type: ignore[attr-defined]
         rows.make_countable("votes", "poll", "choice")

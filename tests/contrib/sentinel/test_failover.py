@@ -33,7 +33,7 @@ from support.runtimes import RUNTIMES
 
 pytestmark = pytest.mark.nightly
 
-VOTES = Keys.of("votes")
+VOTES = Keys.for_stream("votes")
 VOTE = b'{"poll":"p","choice":"%b"}'
 WORKER = [sys.executable, str(ROOT / "worker.py")]
 KINDS = ("kill", "freeze", "switch")  # SIGKILL and a restart; SIGSTOP and SIGCONT; SENTINEL FAILOVER

@@ -140,7 +140,7 @@ def test_a_table_gains_the_column(tmp_path: Path) -> None:
     for at, known in enumerate((STREAMS["votes"], kept("votes")), 1):
         store = open_store(url, {"votes": known})
         claim = Claim("votes", f"e:{at}:{AT}000000", at, 1, 0, [(at, AT * 1_000_000)])
-        store.persist(claim, [Body.of(at, AT * 1_000_000, body, known.decode(body, LIMITS))])
+        store.persist(claim, [Body.from_decoded(at, AT * 1_000_000, body, known.decode(body, LIMITS))])
     with sqlite3.connect(f"{tmp_path}/ingest.db") as db:
         rows = db.execute("SELECT choice, extra, extra->>'$.why' FROM votes").fetchall()
     assert rows == [("c", None, None), ("c", '{"why":"so"}', "so")]
@@ -163,7 +163,7 @@ def test_destinations_have_the_column_as_json() -> None:
 
     known = kept("metrics")
     body = b'[{"name":"a","value":1,"unit":"C"},{"name":"b","value":2}]'
-    table = Columns(known).table(1, Rows([Body.of(1, AT, body, known.decode(body, LIMITS))]))
+    table = Columns(known).table(1, Rows([Body.from_decoded(1, AT, body, known.decode(body, LIMITS))]))
     assert table["extra"].to_pylist() == ['{"unit":"C"}', None]
 
 
@@ -174,6 +174,6 @@ def test_postgres_gets_the_column_of_a_typed_stream() -> None:
     known = kept("metrics")
     table = Table(known)
     for body, value in (b'{"name":"a","value":1,"unit":"C"}', b'\1{"unit":"C"}'), (b'{"name":"a","value":1}', None):
-        (values,) = table.rows(Origin(1, {}), [Body.of(1, AT, body, known.decode(body, LIMITS))])
+        (values,) = table.rows(Origin(1, {}), [Body.from_decoded(1, AT, body, known.decode(body, LIMITS))])
         row = dict(zip(table.columns, values, strict=True))
         assert (row["extra"], row["type"], row["text"], row["batch"]) == (value, "integer", None, 1)

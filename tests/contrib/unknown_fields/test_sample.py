@@ -80,7 +80,7 @@ def test_the_fields_that_no_column_has_are_found(name: str, body: bytes, unknown
 
 
 def stored(stream: Stream, *items: bytes) -> list[Body]:
-    return [Body.of(at, 0, item, stream.decode(item, LIMITS)) for at, item in enumerate(items, 1)]
+    return [Body.from_decoded(at, 0, item, stream.decode(item, LIMITS)) for at, item in enumerate(items, 1)]
 
 
 class Counting:

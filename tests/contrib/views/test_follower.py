@@ -179,7 +179,7 @@ def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views
         db.execute(f"INSERT INTO gps {late}")
         for _ in range(5):
             db.execute("INSERT INTO view_changes (stream, batch) VALUES ('gps', 1)")
-    postgres.store.fold()
+    postgres.store.fold_batches()
     with postgres.store.transaction() as db:
         assert db.execute("SELECT count(*) FROM view_changes").fetchone() == (2,)
     postgres.start_follower()
@@ -203,11 +203,11 @@ def test_a_batch_is_folded_when_no_lower_id_can_appear(postgres: Site, monkeypat
     opened.wait(PATIENCE)
     for n in range(3):
         postgres.put("gps", [position("car", n)])
-    assert not postgres.store.fold()
+    assert not postgres.store.fold_batches()
     done.set()
     thread.join()
     slow.close()
-    assert postgres.store.fold()
+    assert postgres.store.fold_batches()
     postgres.caught_up()
 
 
@@ -222,7 +222,7 @@ def test_a_follower_that_returns_after_its_batches_were_folded_continues(
     here.kill(here.follower)
     for n in range(2, 7):
         here.put("gps", [position("bike", n), position(f"car-{n}", 1)])
-    while here.store.fold():
+    while here.store.fold_batches():
         pass
     here.start_follower()
     here.caught_up()
@@ -237,9 +237,9 @@ def test_a_view_keeps_what_was_deleted_by_age(here: Site) -> None:
         here.put("gps", [position("bike", 6)])
         here.caught_up()
         state = here.client().get(contract.state_key("/gps/latest"))
-        while store.expire("gps", (NOON + 3600) * 10**6):
+        while store.expire_stream("gps", (NOON + 3600) * 10**6):
             pass
-        assert here.store.ledger("gps").deleted > 3
+        assert here.store.read_ledger("gps").deleted > 3
     assert here.differences() == {}
     here.put("gps", [position("plane", 1)])
     harness.poll(lambda: "plane" in here.actual("/gps/latest"))
@@ -568,7 +568,7 @@ class Chaos:
 
     def bury(self) -> None:
         claim, bodies = self.here.claim("gps", self.records("gps"))
-        bodies[0] = bodies[0].replace((), [Reject(b"{}", "bad", True)])
+        bodies[0] = bodies[0].with_results((), [Reject(b"{}", "bad", True)])
         self.here.store.persist(claim, bodies)
 
     def redeliver(self) -> None:
@@ -613,7 +613,7 @@ class Chaos:
         self.here.start_redis()
 
     def fold(self) -> None:
-        self.here.store.fold()
+        self.here.store.fold_batches()
 
     def rebuild(self) -> None:
         self.here.client().sadd(contract.REBUILD, *self.here.views)
@@ -842,9 +842,9 @@ def test_a_follower_whose_last_row_was_deleted_by_age_continues(
     with contextlib.closing(
         open_store(here.url, here.streams, keep=settings.load_settings({"INGEST_KEEP": "1m"}).keep)
     ) as store:
-        while store.expire("gps", (NOON + 3600) * 10**6):
+        while store.expire_stream("gps", (NOON + 3600) * 10**6):
             pass
-    while folded and here.store.fold():
+    while folded and here.store.fold_batches():
         pass
     here.start_follower()
     here.put("gps", [position("bike", 9)])
