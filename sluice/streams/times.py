@@ -12,7 +12,7 @@ SECOND = 10**9
 START = 100_000_000  # 1973 in seconds: a number of seconds after 2200 is an error, not milliseconds in spring 1970
 END = 7_258_118_400  # 2200-01-01 in seconds: distinguishes the four units, and nanoseconds fit into 64 bits
 UNITS = [(START * SECOND // unit * (unit < SECOND), END * SECOND // unit, unit) for unit in (SECOND, 10**6, 1000, 1)]
-PLACES = [SECOND // 10**places for places in range(10)]  # nanoseconds of the last of so many decimal places
+PLACES: list[int] = [SECOND // 10**places for places in range(10)]  # nanoseconds of the last of so many decimal places
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 Time = int | float | str | None
