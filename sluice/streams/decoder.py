@@ -182,6 +182,8 @@ class JsonDecoder(Decoder):
     @override
     def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if message:
+            if exact := self.bodies.get(message.path):
+                return load(exact)(body, message, budget)
             for path, decoder in self.bodies.items():
                 if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
                     return load(decoder)(body, message, budget)

@@ -12,6 +12,7 @@ SECOND = 10**9
 START = 100_000_000  # 1973 in seconds: a number of seconds after 2200 is an error, not milliseconds in spring 1970
 END = 7_258_118_400  # 2200-01-01 in seconds: distinguishes the four units, and nanoseconds fit into 64 bits
 UNITS = [(START * SECOND // unit * (unit < SECOND), END * SECOND // unit, unit) for unit in (SECOND, 10**6, 1000, 1)]
+PLACES: list[int] = [SECOND // 10**places for places in range(10)]  # nanoseconds of the last of so many decimal places
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 Time = int | float | str | None
@@ -56,8 +57,8 @@ def iso_nanoseconds(text: str) -> int:
         if text[19:] == "Z":
             return utc_second(text[:19])
         fraction = text[20:-1]
-        if text[19:20] == "." and len(fraction) <= 30 and fraction.isdecimal() and fraction.isascii():
-            return utc_second(text[:19]) + int(f"{fraction:0<9.9}")
+        if text[19:20] == "." and fraction.isdecimal() and fraction.isascii() and len(fraction) < len(PLACES):
+            return utc_second(text[:19]) + int(fraction) * PLACES[len(fraction)]
     return parse_iso(text)
 
 
@@ -91,6 +92,11 @@ def nanoseconds_of(time: Time, ts: Time = None, timestamp: Time = None) -> int |
     """The time of a record: the first of these that is understood; None if none is: the time of arrival is stored."""
     if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
         return time * SECOND
+    if type(time) is str and time[-1:] == "Z":  # of programs
+        try:
+            return iso_nanoseconds(time)
+        except Invalid:
+            pass
     for sent in (time, ts, timestamp):
         if sent is None or sent == "":
             continue

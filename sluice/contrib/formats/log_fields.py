@@ -23,7 +23,7 @@ from sluice.streams.logs import NO_MESSAGE, LogsDecoder
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.registry import Stream, formats_of
-from sluice.streams.times import SECOND, Time, nanoseconds_of
+from sluice.streams.times import END, SECOND, Time, nanoseconds_of
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
 # Elastic's ECS, pino, slog, zap, structlog, Docker, Logstash; then, each from its own documentation,
@@ -198,31 +198,49 @@ def places_of(names: tuple[str, ...]) -> tuple[str, str, str, str] | None:
 
 
 def build_log(wire: dict[str, Any]) -> Log:
-    """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid."""
+    """The record of a JSON object. Whatever is not a field of the record becomes an attribute. Raises: Invalid.
+
+    wire: becomes the attributes.
+    """
     names = (*wire,)
-    found = places[names] if names in places else places_of(names)
-    if found is None or None in wire.values():
+    try:
+        found = places[names]
+    except KeyError:
+        found = places_of(names)
+    if found is None:
         return build_any(wire)
     # as `build_any`, for what most records are
     in_message, in_level, in_service, in_time = found
-    attributes = {**wire}
-    level = sent = service = None
-    message = attributes.pop(in_message)
+    level = sent = service = time = None
+    message = wire[in_message]
     if in_level:
-        sent = attributes.pop(in_level)
+        sent = wire[in_level]
         if sent.__class__ is not str:
             return build_any(wire)
         level = LEVELS.get(sent)
         level, sent = (level, sent if level != sent else None) if level else stored_level(sent)
     if in_service:
-        service = attributes.pop(in_service)
-    when = attributes.pop(in_time) if in_time else None
-    time = nanoseconds_of(when) if type(when) in SCALARS else None
+        service = wire[in_service]
+    if in_time:
+        when = wire[in_time]
+        if when.__class__ is int and 0 < when < END:  # as `nanoseconds_of`, without the call
+            time = when * SECOND
+        elif type(when) in SCALARS:
+            time = nanoseconds_of(when)
     if message.__class__ is not str or (in_service and service.__class__ is not str) or (in_time and time is None):
         return build_any(wire)
+    del wire[in_message]
+    if in_level:
+        del wire[in_level]
+    if in_service:
+        del wire[in_service]
+    if in_time:
+        del wire[in_time]
+    if None in wire.values():
+        wire = {name: value for name, value in wire.items() if value is not None}
     if sent is not None:
-        attributes.setdefault("level", sent)
-    return Log(time=time, level=level, service=service, message=message, attributes=attributes)
+        wire.setdefault("level", sent)
+    return Log(time=time, level=level, service=service, message=message, attributes=wire)
 
 
 def build_any(wire: dict[str, Any]) -> Log:

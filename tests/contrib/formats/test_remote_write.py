@@ -12,6 +12,7 @@ import pytest
 
 from sluice.contrib.formats import remote_write_counts
 from sluice.contrib.formats.prometheus import messages
+from sluice.contrib.formats.protobuf import encode_field
 from sluice.streams.body import Remainder
 from sluice.streams.record import Metric, Reject
 from support.list_items import LIMITS, decode, kept, reject_reason
@@ -455,3 +456,39 @@ def test_no_sample_is_stored_twice_or_lost_where_a_request_parsed_whole_is_taken
                     letters.append(result.part)
             limits = LIMITS
         assert sorted(found) == [n for n in range(12) for _ in "ab" if n != 4]
+
+
+LONG = {"__name__": "up", "id": "/kubepods/" + "a" * 300}
+AT = b"\x10" + messages.Sample(timestamp=NOON).SerializeToString()[1:]  # the time as a field
+ALIKE = {
+    "a value": series(UP, samples=[sample(1.5)]).SerializeToString(),
+    "zero": series(UP, samples=[sample(0)]).SerializeToString(),
+    "negative zero": series(UP, samples=[sample(-0.0)]).SerializeToString(),
+    "not finite": series(UP, samples=[sample(STALE)]).SerializeToString(),
+    "no tags": series({"__name__": "up"}, samples=[sample(1)]).SerializeToString(),
+    "a long label": series(LONG, samples=[sample(1)]).SerializeToString(),
+    "an old time": series(UP, samples=[sample(1, 5)]).SerializeToString(),
+    "the name is behind": series({"job": "a", **UP}, samples=[sample(1)]).SerializeToString(),
+    "no name": series({"job": "a", "pod": "b"}, samples=[sample(1)]).SerializeToString(),
+    "a label twice": 2 * series({"job": "a"}).SerializeToString() + series(UP, samples=[sample(1)]).SerializeToString(),
+    "a name twice": series(UP).SerializeToString() + series(UP, samples=[sample(1)]).SerializeToString(),
+    "two samples": series(UP, samples=[sample(1), sample(2)]).SerializeToString(),
+    "a sample before the labels": series({}, samples=[sample(1)]).SerializeToString()
+    + series(UP, samples=[sample(1)]).SerializeToString(),
+    "the value twice": series(UP).SerializeToString() + b"\x12\x10\x09" + bytes(8) + b"\x10\x80\x80\x80\x80\x80\x00",
+    "another field for the time": series(UP).SerializeToString() + b"\x12\x10\x09" + bytes(8) + b"\x18" + AT[1:],
+    "the name is all of it": b"\x0a" + bytes([20]) + b"\x0a\x08__name__\x12\x08" + b"\x12\x07" + AT[1:],
+    "the sample is in a label": series({"__name__": "up", "job": "\x12\x10\x09" + "a" * 15}).SerializeToString(),
+}
+
+
+@check_each_row("case", ALIKE)
+def test_a_series_is_the_same_whether_its_request_is_parsed_whole_or_apart(case: str) -> None:
+    def results(body: bytes) -> list[Any]:
+        return [one.reason if isinstance(one, Reject) else one for one in decode("metrics", item(body))]
+
+    sent = encode_field(1, ALIKE[case])
+    about = messages.Metadata1(type=1, metric_family_name="m").SerializeToString()
+    for _ in range(2):  # the second time its labels are known
+        described, *apart = results(encode_field(3, about) + sent)
+        assert described.field == "metadata" and results(sent) == apart
