@@ -75,7 +75,9 @@ REDIS = (
     *("WARNING Memory overcommit", "WARNING overcommit_memory", "WARNING you have Transparent Huge Pages"),
 )
 GUNICORN = "] Starting gunicorn", "] Listening at: ", "] Using worker: ", "] Booting worker with pid: "
-NGINX = ("connect() failed (2: ",)  # to the socket of the page's program, which starts later
+# to the socket of the page's program, which counts requests: it starts later, and one that was killed left its socket.
+# Of a failed request nginx says "connect() to unix: …"
+NGINX = ("connect() failed (",)
 UNSHOWN = {"nginx": NGINX, "redis": REDIS, "views": REDIS, "gateway": GUNICORN, "reader": GUNICORN}
 
 

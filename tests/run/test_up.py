@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -444,6 +445,17 @@ def test_bin_up_needs_no_variable_and_no_locale(env: dict[str, str], tmp: Path) 
         process.terminate()
         assert process.wait(PATIENCE) == 0
         assert "Traceback" not in up.said()
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("why", ["2: No such file or directory", "111: Connection refused"])
+def test_a_line_that_nobody_has_to_act_upon_is_in_the_log_file_only(why: str) -> None:
+    """nginx counts requests at a socket that is not there yet, or that a killed program left."""
+    lines = f"[alert] connect() failed ({why})\n[alert] connect() to unix:/gateway failed ({why})\n"
+    code = "import sys; from sluice.run import launch; launch.name_lines('nginx'); sys.stdout.write(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, lines], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == lines
+    assert done.stdout == f"nginx    | {lines.splitlines(keepends=True)[1]}"
 
 
 @pytest.mark.contract

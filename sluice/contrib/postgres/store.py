@@ -317,12 +317,12 @@ class Postgres(Store[Session]):
             for table in self.newest_tables(db, stream):
                 # no index has the order of arrival, but the newest rows are at the end, which these pages are
                 end = only_row(db.execute(PAGES, (table,)))[0]
-                newest = (
-                    f"SELECT {texts} FROM {table} WHERE ctid >= ?::tid ORDER BY received_at DESC, batch DESC, seq DESC "
-                    "LIMIT ?"
-                )
                 first = max(0, end - LAST_PAGES - limit // ROWS_OF_PAGE)
-                rows += self.run_sql(db, newest, (f"({first},0)", limit - len(rows)))
+                newest = (
+                    f"SELECT {texts} FROM {table} WHERE {db.in_pages(first, end)} "
+                    "ORDER BY received_at DESC, batch DESC, seq DESC LIMIT ?"
+                )
+                rows += self.run_sql(db, newest, (limit - len(rows),))
                 if len(rows) >= limit:
                     break
             return [name for name, _ in found], rows
@@ -410,11 +410,9 @@ class Postgres(Store[Session]):
             # noted, as a search may take longer than this process lives
             start = self.get_horizon(db, f"{SWEEP}{stream}")
             start *= start < pages
-            deleted = len(self.run_sql(
-                db,
-                f"DELETE FROM ONLY {table} WHERE ctid >= ?::tid AND ctid < ?::tid AND received_at < ? RETURNING 1",
-                (f"({start},0)", f"({start + SWEEP_PAGES},0)", at),
-            ))  # fmt: skip
+            some = db.in_pages(start, start + SWEEP_PAGES)
+            deletion = f"DELETE FROM ONLY {table} WHERE {some} AND received_at < ? RETURNING 1"
+            deleted = len(self.run_sql(db, deletion, (at,)))
             if deleted:
                 self.count_deleted(db, stream, deleted)
             after = start + SWEEP_PAGES if start + SWEEP_PAGES < pages else 0

@@ -1,4 +1,4 @@
-"""The store on PostgreSQL 14 to 18: its contract on each. `bin/provision nightly` gets the servers."""
+"""The store on PostgreSQL 13 to 18: its contract on each. `bin/provision nightly` gets the servers."""
 
 from __future__ import annotations
 
