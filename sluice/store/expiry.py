@@ -124,7 +124,8 @@ class KeyExpiry(Expiry):
 
     A pass over all keys may take longer than this process lives. So the database has where it is (`at`, the first bytes
     of a key), what it has counted (`kept STREAM`, `recent STREAM`), and what the last one has found: the millionths of
-    their age for which keys are kept (`share STREAM`), and how many came in RECENT_SECONDS (`rate STREAM`).
+    their age for which keys are kept (`share STREAM`), and how many came in RECENT_SECONDS (`rate STREAM`). It also has
+    when that one has ended (`ended`): lives of a moment do not look at all keys each.
     """
 
     def __init__(self, ages: Mapping[str, int]) -> None:
@@ -142,7 +143,10 @@ class KeyExpiry(Expiry):
     def delete_old(self, store: Store[Any], before: int) -> bool:
         now = before // 1_000_000
         if self.at is None:
-            self.resume_pass(store.read_horizons(PASS))
+            noted_before = store.read_horizons(PASS)
+            self.resume_pass(noted_before)
+            if not self.at and 0 <= now - noted_before.get("ended", 0) < int(self.pause_seconds()):
+                return False
         if not self.at or self.ages is self.own:
             self.ages = dict(self.own)
             for _, theirs in store.read_settings("unique"):
@@ -156,7 +160,7 @@ class KeyExpiry(Expiry):
             if times.uptime_seconds() >= self.due:
                 self.note_pass(store, self.at)
             return more
-        noted: dict[str, int] = {}
+        noted = {"ended": now}
         for stream, share in shares.items():
             count = self.kept[stream]
             self.shares[stream] = share = min(1.0, share * transaction_limits.MAX_KEYS / max(1, count))

@@ -593,6 +593,21 @@ def test_beyond_a_number_the_oldest_keys_of_this_stream_go(url: str, monkeypatch
     assert here.put("votes", keyed("a", VOTE)) == (0, 0)
 
 
+def test_a_worker_that_lives_for_a_moment_looks_at_no_keys_soon_after_all_were_looked_at(url: str) -> None:
+    here, now = Here(url), int(time.time() * 1e6)
+    assert here.put("votes", keyed("a", VOTE)) == (1, 0)
+
+    def keys_left() -> int:
+        with here.store.transaction(read=True) as db:
+            count: int = here.store.run_sql(db, "SELECT count(*) FROM batches_keys", ())[0][0]
+        return count
+
+    for seconds, left in (995, 1), (1_004, 1), (1_020, 0):
+        while KeyExpiry({"votes": 1_000}).delete_old(here.store, now + seconds * 1_000_000):
+            pass
+        assert keys_left() == left
+
+
 def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_number(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,6 +615,7 @@ def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_numbe
     monkeypatch.setattr(transaction_limits, "SEARCH_ROWS", 10)
     monkeypatch.setattr(transaction_limits, "MAX_KEYS", 20)
     monkeypatch.setattr(expiry, "NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(expiry, "EXPIRE_PART", 1_000)  # less than a second between two passes
     here, now = Here(url), int(time.time())
 
     def put(name: str, at: int) -> None:

@@ -33,6 +33,7 @@ from sluice.contrib.postgres.tables import (
     BRIEFLY,
     LOCK,
     MEETS,
+    Columns,
     ensure_copied,
     ensure_table,
     identify,
@@ -99,7 +100,7 @@ class Postgres(Store[Session]):
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
         self.known = ""  # the id of the database that this process uses
-        self.columns: dict[str, str] = {}  # of each stream's table when it was checked: see `lock_columns`
+        self.columns: dict[str, Columns] = {}  # of each stream's table when it was checked: see `lock_columns`
         self.compared: set[str] = set()  # streams whose columns are locked by the present transaction
         self.url = url
         self.make = make
@@ -133,7 +134,7 @@ class Postgres(Store[Session]):
                 if self.make:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.begin():
-                            self.checked_table(db, name)  # a table that cannot be created stops its stream only
+                            super().checked_table(db, name)  # a table that cannot be created stops its stream only
                     identify(db, self.tables)
                     with db.begin():
                         self.note_horizons(db, self.ages)

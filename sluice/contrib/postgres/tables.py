@@ -27,12 +27,14 @@ VERSION = {"version": KINDS["integer"]}
 CHANGES = {"id": KINDS["serial"], "stream": KINDS["text"], "batch": KINDS["integer"]}
 COMPRESSED = "ALTER TABLE batches_carried ALTER COLUMN rows SET STORAGE EXTERNAL"  # by the worker already
 VARCHAR = re.compile(r"character varying(\(\d+\))?")  # a longer text is rejected; numeric(20,3) would round
+Columns = list[tuple[int, bytes, int, int]]  # table, name, type, and what limits the type
 COPIED = "batches_keys", "dead_letters"  # of these tables, which get binary values as a stream's table does
-# Locks the columns of a table until the transaction ends, and tells what COPY depends on, in one round trip
-COLUMNS = """LOCK TABLE ONLY "{}" IN ROW EXCLUSIVE MODE;
-SELECT string_agg(concat_ws(' ', attrelid, attname, atttypid, atttypmod), ',' ORDER BY attrelid, attnum),
-  (SELECT min(id) FROM batches_identity)
-FROM pg_attribute WHERE attrelid IN ({}) AND attnum > 0 AND NOT attisdropped"""
+# Locks the columns of a table until the transaction ends, and those of COPIED, in one round trip. What a query would
+# return has them: that takes the server a third of a look into its catalogue
+COLUMNS = "".join((
+    'LOCK TABLE ONLY "{}" IN ROW EXCLUSIVE MODE; SELECT min(id) FROM batches_identity; SELECT * FROM ONLY "{}" LIMIT 0',
+    *(f"; SELECT * FROM ONLY {name} LIMIT 0" for name in COPIED),
+))  # fmt: skip
 LOCK = 0x736C75696365  # "sluice": the advisory lock that is held while tables are created
 # For a lock that readers of a table hold up: storing waits behind it. Also for the look at the rows of a default
 # partition when another one is attached
@@ -130,15 +132,18 @@ def ensure_table(
     return False
 
 
-def lock_columns(db: psycopg.Connection[Any], table: str) -> tuple[str, str]:
+def lock_columns(db: psycopg.Connection[Any], table: str) -> tuple[Columns, str]:
     """Keep the columns of a stream's table as they are until the transaction ends: what tells them from others, and the
     database's id.
     """
-    tables = ", ".join(f"to_regclass('\"{name}\"')" for name in (table, *COPIED))
-    text: Any = COLUMNS.format(table, tables)
+    text: Any = COLUMNS.format(table, table)
     cursor = db.execute(text)
     cursor.nextset()
-    columns, id = only_row(cursor)
+    (id,) = only_row(cursor)
+    columns = []
+    while cursor.nextset():
+        found: Any = cursor.pgresult
+        columns += [(found.ftable(n), found.fname(n), found.ftype(n), found.fmod(n)) for n in range(found.nfields)]
     return columns, id or ""
 
 
