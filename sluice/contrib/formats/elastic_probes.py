@@ -1,8 +1,8 @@
 """What senders of Elasticsearch and of Splunk's HTTP Event Collector ask before they send.
 
 Elasticsearch's clients ask for the version at /, and refuse an answer without X-Elastic-Product (elastic.co, "Client
-compatibility"). Filebeat 7 also asks for the license, and sends nothing without one (elastic/kibana#95309). Of HEC, health
-is 200 with code 17 or 503 with code 18 (docs.splunk.com, services/collector/health).
+compatibility"). Filebeat 7 also asks for the license, and sends nothing without one (elastic/kibana#95309). HEC's
+health is 200 with code 17 or 503 with code 18 (docs.splunk.com, services/collector/health).
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ EVENT_FIELD = re.compile(r"x-[a-z0-9-]*(?:event|topic)(?:-(?:type|name|key))?") 
 EVENT_MEMBERS = (
     "type", "event", "event_type", "eventType", "event_name", "eventName", "EventName", "webhookEvent", "object_kind",
     "eventtype", "Type", "Event", "EventType", "NotificationType", "detail-type", "notification_type",
-    "notificationType", "alert_type", "RecordType", "MessageType", "messageType", "message_type", "topic", "trigger", "action", "kind",
+    "notificationType", "alert_type", "RecordType", "MessageType", "messageType", "message_type", "topic", "trigger",
+    "action", "kind",
     "MessageStatus", "CallStatus", "SmsStatus", "webhook_event", "webhook_code", "subscriptionType", "lifecycle",
     "status", "object",
 )  # fmt: skip
