@@ -329,8 +329,11 @@ class Worker:
                 if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
                     reason = UNFIT
                 cpu = time.thread_time()
-                group = self.decode(
-                    state, claim, items, 0.0 if alone else transaction_limits.TURN_SECONDS, reason or ""
+                seconds = 0.0 if alone else transaction_limits.TURN_SECONDS
+                group = (
+                    first_reject(claim, items[0], reason)
+                    if reason
+                    else decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
                 )
                 cpu = time.thread_time() - cpu
                 outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
@@ -361,15 +364,6 @@ class Worker:
             signal.setitimer(signal.ITIMER_PROF, 0)
         state.postpone()
         return None
-
-    def decode(self, state: StreamState, claim: Claim, items: list[bytes], seconds: float, reason: str) -> Group:
-        """Decode the first bodies of a claim. reason: why the first one is buried instead, as it was sent."""
-        if not reason:
-            return decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
-        reject = Reject(items[0], reason, True)
-        return Group(
-            [Body(claim.first, claim.arrival_of(claim.first)[0], items[0], (), (reject,))], claim.first + 1, Counter()
-        )
 
     @contextlib.contextmanager
     def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:
@@ -424,6 +418,12 @@ class Worker:
         if why != self.logged.get(subject):
             self.logged[subject] = why
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
+
+
+def first_reject(claim: Claim, item: bytes, reason: str) -> Group:
+    """The first body of a claim, which is buried as it was sent."""
+    body = Body(claim.first, claim.arrival_of(claim.first)[0], item, (), (Reject(item, reason, True),))
+    return Group([body], claim.first + 1, Counter())
 
 
 def unstored(store: Store[Any], claim: Claim, items: Sequence[bytes]) -> list[bytes]:

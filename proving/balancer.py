@@ -9,8 +9,8 @@ from pathlib import Path
 
 from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, poll, running
-from sluice.places import program_path
 from sluice.run.configure import replaced
+from sluice.run.servers import program_path
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ from pathlib import Path
 from proving import harness, relay
 from proving.harness import strike
 from proving.site import Trouble
-from sluice.places import ROOT, program_path
+from sluice.places import ROOT
 from sluice.run.launch import parent_of
+from sluice.run.servers import program_path
 
 CLONE_NEWNET = 0x40000000  # unshare(2)
 BRIDGE = "machines"

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from proving.containers import podman_environment
 from proving.harness import ask, environment, free_port, get, poll, post, running
-from sluice.places import NAMES, ROOT, program_path
+from sluice.places import ROOT
+from sluice.run.servers import NAMES, program_path
 
 BEFORE = "fe6a1b22"  # the state before the first release
 PYTHON = "/usr/bin/python3"  # of the system: another user may run it

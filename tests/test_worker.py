@@ -1237,19 +1237,19 @@ def test_what_an_outage_has_left_is_deleted_at_twice_the_pace_of_time(
     steps: list[int] = []
 
     class Recording:
-        def horizon(self, name: str) -> int:
+        def read_horizon(self, name: str) -> int:
             return NOON
 
-        def believed(self) -> None:
+        def latest_boot(self) -> None:
             return None
 
         def set_horizons(self, horizons: dict[str, int]) -> None:
             pass
 
-        def settings(self, kind: str) -> list[Any]:
+        def read_settings(self, kind: str) -> list[Any]:
             return []
 
-        def expire(self, name: str, before: int) -> bool:
+        def expire_stream(self, name: str, before: int) -> bool:
             steps.append(before - NOON)
             return False
 

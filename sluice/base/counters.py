@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 REPORT_SECONDS = 1.0  # between two reports of a gateway; a killed process loses the counts of this time
 
@@ -68,19 +68,3 @@ class Counts:
     def confirm(self, delta: dict[str, int]) -> None:
         """Redis has added these increments."""
         self.confirmed.update(delta)  # adds
-
-
-def read_rates(
-    before: Mapping[str, int] | None, now: Mapping[str, int] | None, seconds: float
-) -> tuple[float | None, float | None]:
-    """Reads per second between two looks, and the hit rate: of the answers 200 and 404, the share of 200.
-
-    None: unknown, as after a restart of the Redis that has them; without such an answer there is no hit rate.
-    """
-    if before is None or now is None or seconds <= 0:
-        return None, None
-    new = {status: n - before.get(status, 0) for status, n in now.items()}
-    if min(new.values(), default=0) < 0 or before.keys() - now.keys():
-        return None, None
-    valid = new.get("200", 0) + new.get("404", 0)
-    return sum(new.values()) / seconds, new.get("200", 0) / valid if valid else None

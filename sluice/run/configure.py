@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-from sluice import places, registry, settings
+from sluice import registry, settings
 from sluice.base.files import read_file, replace_file
 from sluice.places import ROOT
 from sluice.run import launch, nginx, servers
@@ -107,11 +107,12 @@ def supervisor_configuration(s: settings.Settings) -> str:
         return str(value).replace("%", "%%")  # supervisord expands %(…)s
 
     python = plain(sys.executable)
+    gateway = python if s.runtime == "cpython" else plain(ROOT / ".venv-pypy/bin/python")  # in checkouts only
     workers = s.workers
     many = workers.min > 1
     launcher = f'"{python}" -I -S "{plain(launch.__file__)}"'
     common = COMMON.format(root=plain(ROOT))
-    programs = {"python": f'"{python}"', "gateway": f'"{plain(places.interpreter(s.runtime))}"'}
+    programs = {"python": f'"{python}"', "gateway": f'"{gateway}"'}
     more = "".join(
         SECTION.format(name=name, home=plain(s.home), launch=launcher, common=common, **part._asdict())
         .replace("{python}", programs["python"])

@@ -124,7 +124,7 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
 def passed_fields(sender: str) -> Iterator[str]:
     """The header fields that nginx passes on every path."""
     yield "proxy_pass_request_headers off;\n"
-    yield 'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
+    yield 'proxy_set_header Host $host;\nproxy_set_header Connection "";\n'
     yield from (pass_field(name) for name in PASSED)
     yield f"proxy_set_header Sluice-Sender {sender};  # no client can send one\n"
 
@@ -138,7 +138,7 @@ def whole_head(sender: str) -> str:
     """The lines of a location that passes all header fields but credentials, which the list would store."""
     names = "".join(f'proxy_set_header {name} "";\n' for name in CREDENTIALS)
     return (
-        'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
+        'proxy_set_header Host $host;\nproxy_set_header Connection "";\n'
         "proxy_set_header X-Real-IP $remote_addr;\n"
         f"{names}proxy_set_header Sluice-Sender {sender};\nproxy_pass_request_headers on;\n"
     )

@@ -32,11 +32,11 @@ from proving.harness import (
     short_tmp,
     strike,
 )
-from sluice import places, registry, settings
+from sluice import registry, settings
 from sluice.base.counters import Counter
 from sluice.http.endpoints import load_endpoints
 from sluice.http.routes import OK, Route
-from sluice.run import configure, launch, parts, up
+from sluice.run import configure, launch, parts, servers, up
 from support import access
 from support.folders import has, needs
 
@@ -648,7 +648,7 @@ def test_nginx_reads_all_of_its_files_in_a_home_whose_name_is_a_pattern(tmp: Pat
     s = settings.load_settings({"INGEST_HOME": str(tmp / "[a]*?")})
     configure.write_configuration(s)
     command = ["nginx", "-T", "-p", str(s.home), "-c", str(s.home / "etc/nginx.conf")]
-    shown = subprocess.run(command, env={"PATH": places.program_path()}, capture_output=True, text=True).stdout
+    shown = subprocess.run(command, env={"PATH": servers.program_path()}, capture_output=True, text=True).stdout
     read = set(re.findall(r"^# configuration file (.*):$", shown, re.M))
     written = {str(path) for path in (s.home / "etc").rglob("*.conf")}
     of_others = "redis", "views", "supervisord", *["includes/host"] * (not has("views"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT
-from sluice.places import WHEELS
+from sluice.run.servers import WHEELS
 
 pytestmark = pytest.mark.nightly
 

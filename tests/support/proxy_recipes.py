@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, Server, environment, free_port, listening, poll, running
-from sluice.places import program_path
 from sluice.run.configure import replaced
+from sluice.run.servers import program_path
 
 PAGE = (ROOT / "docs/BEHIND-A-PROXY.md").read_text()
 Front = Callable[[Path, int, Path], contextlib.AbstractContextManager[int]]

@@ -71,7 +71,7 @@ def location(hook: Hook, s: Settings, added: Mapping[str, str]) -> str:
         lines += "include includes/open/*.conf;\n" + no_passwords(s)
         if s.given.get("INGEST_ALLOW", AUTO) == AUTO:  # the signature says who may send
             lines += "allow all;\n"
-        lines += 'proxy_set_header Host $sluice_named;\nproxy_set_header Connection "";\n'
+        lines += 'proxy_set_header Host $host;\nproxy_set_header Connection "";\n'
         lines += 'proxy_set_header X-Real-IP $remote_addr;\nproxy_set_header Sluice-Sender "";\n'
         lines += f"{SHORTER}proxy_pass_request_headers on;\n"
     lines += "proxy_next_upstream off;\nproxy_pass http://sluice_gateway;\n"

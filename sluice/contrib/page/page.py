@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from sluice import settings
 from sluice.account import STATES
 from sluice.base import background, terminal
-from sluice.base.counters import read_rates
 from sluice.base.files import replace_file
+from sluice.base.rates import read_rates
 from sluice.base.times import iso_instant
 from sluice.contrib.page.rejections import Rejections
 from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.base import terminal
-from sluice.base.counters import read_rates
+from sluice.base.rates import read_rates
 from sluice.base.times import format_age
 from sluice.contrib.page import page
 from sluice.ledger import Observer, Reading

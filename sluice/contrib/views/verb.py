@@ -15,7 +15,7 @@ import time
 from redis.exceptions import RedisError
 
 from sluice.base import terminal
-from sluice.base.counters import read_rates
+from sluice.base.rates import read_rates
 from sluice.base.times import format_age
 from sluice.contrib import views
 from sluice.contrib.views import contract

@@ -16,7 +16,7 @@ import pytest
 
 from proving import harness
 from proving.harness import Server, ask, chain, free_port, installation, running
-from sluice.places import program_path
+from sluice.run.servers import program_path
 from support.answering_proxy import AnsweringProxy, closing, reply
 from support.sender_configs import samples
 

@@ -442,16 +442,28 @@ def test_a_full_backlog_is_refused_until_workers_have_stored_it(tmp: Path, url: 
 
 
 def altered(url: str, **config: str) -> None:
-    """Change the configuration of the topic of the votes, as another program does."""
+    """Change the configuration of the topic of the votes, as another program does.
+
+    The broker publishes a change to its logs after it shows it, and one change after the other: once it shows a second
+    one, the first is in force.
+    """
     address = Address.of(url)
-    entries = [
-        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in config.items()
-    ]
-    topic = ConfigResource(ResourceType.TOPIC, address.topic("votes"), incremental_configs=entries)
+    name = address.topic("votes")
     client = AdminClient(address.properties)  # it ends what it was asked when it goes
-    for done in client.incremental_alter_configs([topic]).values():
-        done.result()
+    for changes in config, {"segment_index_bytes": str(random.randrange(1 << 20, 1 << 24))}:
+        wanted = {key.replace("_", "."): value for key, value in changes.items()}
+        entries = [ConfigEntry(*pair, incremental_operation=AlterConfigOpType.SET) for pair in wanted.items()]
+        for done in client.incremental_alter_configs(
+            [ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)]
+        ).values():
+            done.result()
+
+        def shown(wanted: dict[str, str] = wanted) -> bool:
+            (asked,) = client.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values()
+            present = asked.result()
+            return all(present[key].value == value for key, value in wanted.items())
+
+        poll(shown, what="the change in the topic's configuration")
 
 
 @pytest.mark.nightly
