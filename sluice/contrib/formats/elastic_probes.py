@@ -1,7 +1,8 @@
 """What senders of Elasticsearch and of Splunk's HTTP Event Collector ask before they send.
 
 Elasticsearch's clients ask for the version at /, and refuse an answer without X-Elastic-Product (elastic.co, "Client
-compatibility"). HEC's health is 200 with code 17 or 503 with code 18 (docs.splunk.com, services/collector/health).
+compatibility"). Filebeat 7 also asks for the license, and sends nothing without one (elastic/kibana#95309). HEC's
+health is 200 with code 17 or 503 with code 18 (docs.splunk.com, services/collector/health).
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ ROOT = reply(
     b'"minimum_index_compatibility_version":"7.0.0"},"tagline":"You Know, for Search"}' % VERSION.encode(),
     JSON, ELASTIC,
 )  # fmt: skip
+LICENSED = reply(
+    "200 OK",
+    b'{"license":{"status":"active","uid":"sluice","type":"basic","mode":"basic"},"features":{}}',
+    JSON,
+    ELASTIC,
+)
 HEALTHY = reply("200 OK", b'{"text":"HEC is healthy","code":17}')
 UNHEALTHY = reply("503 Service Unavailable", b'{"text":"HEC is unhealthy, queues are full","code":18}')
 Unready = Callable[[], Optional[Reply]]  # the 503 of a gateway that takes no writes
@@ -27,6 +34,10 @@ Unready = Callable[[], Optional[Reply]]  # the 503 of a gateway that takes no wr
 
 def root(environ: dict[str, Any], unready: Unready) -> Reply | None:
     return ROOT if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
+
+
+def licensed(environ: dict[str, Any], unready: Unready) -> Reply | None:
+    return LICENSED if environ["REQUEST_METHOD"] in ("GET", "HEAD") else None
 
 
 def hec(environ: dict[str, Any], unready: Unready) -> Reply | None:

@@ -23,7 +23,7 @@ from sluice.streams.metrics import state_field
 from sluice.streams.record import INT64, Invalid, Metric
 
 PROTOBUF = "application/vnd.google.protobuf"  # of Go's client, unless it is told otherwise
-PUSH, ENCODED, IMPORT = "/metrics/job", "@base64", "/api/v1/import/prometheus"
+PUSH, ENCODED = "/metrics/job", "@base64"
 SAMPLE = re.compile(
     r"[ \t]*+(?P<name>[a-zA-Z_:][a-zA-Z0-9_:.]*+)[ \t]*+(?P<labels>\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*+\")*+\})?+"
     r"[ \t]*+(?P<value>[^ \t#{]++)(?:[ \t]++(?P<time>-?[0-9.]++))?+[ \t]*+(?:#.*)?"
@@ -35,12 +35,12 @@ MILLISECOND = 1_000_000
 OPEN = "application/openmetrics-text"  # its times are seconds
 
 
-def decode(body: bytes, message: Message, budget: Budget) -> Iterator[Result]:
+def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
     """The samples of a body; each invalid line is one reject. Raises: Invalid."""
-    kind = message.field("Content-Type").lower()
+    kind = message.field("Content-Type").lower() if message else ""
     if kind.startswith(PROTOBUF):
         raise Invalid("protobuf: send the text format (Go: push.New(…).Format(expfmt.NewFormat(expfmt.TypeTextPlain)))")
-    shared = labels_of(message)
+    shared = labels_of(message) if message else {}
     size = encoded_size(shared)
     unit = 1_000_000_000 if kind.startswith(OPEN) else MILLISECOND
 
@@ -95,7 +95,7 @@ def pairs(text: str) -> dict[str, str]:
 
 def labels_of(message: Message) -> dict[str, str]:
     """The labels in the path, or in `extra_label`. Raises: Invalid."""
-    if IMPORT in message.path:
+    if PUSH not in message.path:
         given = [value for name, value in parse_qsl(message.query.decode("latin-1")) if name == "extra_label"]
         parts = [part for pair in given for part in pair.partition("=")[::2]]
     else:

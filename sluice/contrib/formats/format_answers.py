@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.contrib.formats import remote_write_counts
+from sluice.contrib.formats.register import HEC
 from sluice.contrib.formats.rpc_status import rpc_status
 from sluice.http.endpoints import Endpoints
 from sluice.http.routes import JSON, Reply, Route, reply
@@ -22,6 +23,8 @@ from sluice.settings import Settings
 
 DELIVERED = "HTTP_X_AMZ_FIREHOSE_REQUEST_ID"
 FIREHOSE, REMOTE_WRITE = "/firehose", "/api/v1/write"  # of the latter, a user's route may have a prefix
+LOOKED = "HEAD, OPTIONS, POST"
+LOOKED_AT = reply("200 OK", b"", JSON, ("Allow", LOOKED))
 ORIGIN = re.compile(r"[\w.*-]{1,255}", re.ASCII)  # the name of a system in the DNS, or *
 
 
@@ -30,10 +33,18 @@ def add_answers(routes: Mapping[str, Route], endpoints: Endpoints, s: Settings) 
     for endpoint in endpoints:
         endpoint.methods["OPTIONS"] = permit_events
         endpoint.form = rpc_status
+        if endpoint.path.startswith(HEC):
+            endpoint.methods |= {"OPTIONS": look, "HEAD": look}
+            endpoint.allowed = LOOKED
         if endpoint.path.endswith(REMOTE_WRITE):
             endpoint.answer = remote_write_counts.answer_write
         elif endpoint.path == FIREHOSE or endpoint.path not in ROUTES:
             endpoint.answer = answer_delivery
+
+
+def look(environ: dict[str, Any]) -> Reply:
+    """Docker's driver for Splunk starts no container unless OPTIONS gets 200 (its `verifySplunkConnection`)."""
+    return LOOKED_AT
 
 
 def answer_delivery(environ: dict[str, Any], item: bytes) -> Reply | None:

@@ -34,7 +34,8 @@ PROBES = {
     path: Entry(f"sluice.contrib.formats.{target}")
     for path, target in {
         "/health": "influx_probes:health", "/ping": "influx_probes:ping", "/query": "influx_probes:query",
-        "/ready": "influx_probes:ready", "/": "elastic_probes:root", f"{HEC}/health": "elastic_probes:hec",
+        "/ready": "influx_probes:ready", "/": "elastic_probes:root", "/_license":
+        "elastic_probes:licensed", "/_xpack": "elastic_probes:licensed", f"{HEC}/health": "elastic_probes:hec",
         f"{HEC}/health/1.0": "elastic_probes:hec",
     }.items()
 }  # fmt: skip
@@ -62,13 +63,18 @@ FORMATS = (
     Format("metrics", "sluice.contrib.formats.telegraf:decode_point", objects=("fields",)),
     Format("metrics", "sluice.contrib.formats.sensor_logger:decode", objects=("payload",)),
     Format("metrics", "sluice.contrib.formats.zabbix:decode", objects=("itemid",)),
+    # KairosDB, and the import of VictoriaMetrics
+    Format(
+        "metrics", "sluice.contrib.formats.series:points", {"/api/v1/datapoints": NO_CONTENT}, objects=("datapoints",)
+    ),
+    Format("metrics", "sluice.contrib.formats.series:arrays", {"/api/v1/import": NO_CONTENT}, objects=("timestamps",)),
     Format("metrics", "sluice.contrib.formats.opentsdb:decode", {"/api/put": NO_CONTENT}, objects=("metric",)),
     Format("metrics", "sluice.contrib.formats.collectd:decode", {"/collectd": NO_CONTENT}, ()),
     # The path has labels: those of the Pushgateway, and of VictoriaMetrics
     Format(
         "metrics", "sluice.contrib.formats.exposition:decode",
         {"/metrics/job/*": OK, "/metrics/job@base64/*": OK, "/api/v1/import/prometheus/*": NO_CONTENT},
-        TYPED, methods=("PUT",),
+        TYPED, methods=("PUT",), begins=re.compile(rb"# (?:HELP|TYPE) "),
     ),
     # Loki's clients accept only 204; the Content-Type says whether it is protobuf
     Format(
@@ -107,7 +113,7 @@ FORMATS = (
     Format("gps", "sluice.contrib.formats.overland:decode", {"/overland": OVERLAND_OK}, objects=("locations",)),
     Format("gps", "sluice.contrib.formats.geojson:decode", objects=("features",)),
     Format("gps", "sluice.contrib.formats.geojson:decode_feature", objects=("geometry",)),
-    Format("gps", "sluice.contrib.formats.traccar:forwarded", objects=("position",)),
+    Format("gps", "sluice.contrib.formats.traccar:forwarded", objects=("position", "fixTime")),
     Format(
         "gps", "sluice.contrib.formats.traccar:decode", {"/traccar": OK},
         objects=("location",), form="sluice.contrib.formats.traccar:decode_form", get=True,

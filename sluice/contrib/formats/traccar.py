@@ -77,6 +77,12 @@ class Device(msgspec.Struct):
     uniqueId: str | int
 
 
+class Flat(Position):
+    """What Traccar's server passed on before version 5 (forward.json): the position, and its own number of a device."""
+
+    deviceId: str | int | None = None
+
+
 class Forward(msgspec.Struct):
     position: Position
     device: Device
@@ -85,6 +91,7 @@ class Forward(msgspec.Struct):
 read = struct_reader(Request)
 read_batch = msgspec.json.Decoder(Batch).decode
 read_forward = struct_reader(Forward)
+read_flat = struct_reader(Flat)
 
 
 def decode(part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
@@ -122,13 +129,17 @@ def forwarded(part: bytes, message: Message | None, budget: Budget) -> tuple[Gps
     """The position that Traccar's server passes on (traccar.org/forward, forward.type=json). Raises: as `decode`."""
     try:
         sent = read_forward(part, budget)
+        position, device = sent.position, sent.device.uniqueId
     except (Invalid, msgspec.MsgspecError):
-        with suppress(Invalid, msgspec.MsgspecError):
-            return (from_object(part, lambda: device_of(message, budget, PATH)),)
-        raise
-    *values, attributes = astuple(sent.position)
+        position = read_flat(part, budget)
+        if position.fixTime is None or position.latitude is None:
+            with suppress(Invalid, msgspec.MsgspecError):
+                return (from_object(part, lambda: device_of(message, budget, PATH)),)
+            raise
+        device = device_of(message, budget, "") if position.deviceId is None else position.deviceId
+    *values, attributes = astuple(position)[:8]
     values.append(attributes.batteryLevel if attributes else None)
-    return (build_position(sent.device.uniqueId, *values, speed_unit=KNOT),)
+    return (build_position(device, *values, speed_unit=KNOT),)
 
 
 # What clients of the protocol send beside its device (traccar.org/osmand): any other form may have an `id`

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from sluice.contrib.hooks.config import Hook
-from sluice.http.replies import problem
+from sluice.http.replies import NOT_FOUND, problem
 from sluice.http.request import MAX_PARAMETERS
 from sluice.http.routes import JSON, Reply, reply
 
@@ -23,13 +24,21 @@ MOST_TEXT = 4096  # characters of a text that is sent back
 # A browser must not take for a page what a stranger made this server send back
 PLAIN = "text/plain; charset=utf-8"
 NOSNIFF = ("X-Content-Type-Options", "nosniff")
-FORBIDDEN = problem("403 Forbidden", "hub.verify_token is not that of this hook; the request had no effect.")
+FORBIDDEN = problem("403 Forbidden", "The token is not that of this hook; the request had no effect.")
 HOOK_SECRET, OKTA, TWITCH = (
     "HTTP_X_HOOK_SECRET",
     "HTTP_X_OKTA_VERIFICATION_CHALLENGE",
     "HTTP_TWITCH_EVENTSUB_MESSAGE_TYPE",
 )
 FIELDS = HOOK_SECRET, OKTA, TWITCH  # in environ
+QUERIES = (
+    "hallenge=",
+    "validationToken=",
+    "challenge_code=",
+    "echostr=",
+    "crc_token=",
+    "verify=",
+)  # what asks in a query
 
 
 def ask(hook: Hook, environ: Mapping[str, Any], query: str) -> Reply | None:
@@ -39,7 +48,7 @@ def ask(hook: Hook, environ: Mapping[str, Any], query: str) -> Reply | None:
         return in_json({"verification": environ[OKTA]})
     if HOOK_SECRET in environ and "asana" in known:  # Asana's handshake
         return reply("204 No Content", b"", "", ("X-Hook-Secret", str(environ[HOOK_SECRET])))
-    if "hallenge=" not in query and "validationToken=" not in query:
+    if not any(name in query for name in QUERIES):
         return None
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS))
@@ -58,6 +67,21 @@ def ask(hook: Hook, environ: Mapping[str, Any], query: str) -> Reply | None:
         if "strava" in known and ("meta" not in known or "strava" in str(environ["PATH_INFO"]).lower()):
             return in_json({"hub.challenge": given["hub.challenge"]})
         return as_text(given["hub.challenge"])  # Meta, WebSub
+    if "fitbit" in known and hook.verify and given.keys() == {"verify"}:  # also with a wrong code, which must get a 404
+        is_right = hmac.compare_digest(given["verify"].encode(), hook.verify.encode())
+        return reply("204 No Content", b"", "") if is_right else NOT_FOUND
+    if "wechat" in known and given.keys() >= {"signature", "timestamp", "nonce", "echostr"}:
+        signed = "".join(sorted((hook.verify, given["timestamp"], given["nonce"])))
+        expected = hashlib.sha1(signed.encode(errors="replace")).hexdigest().encode()  # noqa: S324
+        if hook.verify and not hmac.compare_digest(given["signature"].encode(), expected):
+            return FORBIDDEN
+        return as_text(given["echostr"])
+    if "ebay" in known and hook.verify and "challenge_code" in given:
+        signed = f"{given['challenge_code']}{hook.verify}{hook.url}{environ['PATH_INFO']}"
+        return in_json({"challengeResponse": hashlib.sha256(signed.encode(errors="replace")).hexdigest()})
+    if "x" in known and "crc_token" in given and hook.secret:
+        made = hmac.digest(hook.secret.encode(), given["crc_token"].encode(errors="replace"), "sha256")
+        return in_json({"response_token": f"sha256={b64encode(made).decode()}"})
     if given.keys() == {"challenge"} and "dropbox" in known:  # Dropbox, Nylas
         return as_text(given["challenge"])
     return None
@@ -84,8 +108,14 @@ def answer(hook: Hook, environ: Mapping[str, Any], body: bytes) -> Reply | None:
     if isinstance(challenge, str) and len(challenge) <= MOST_TEXT:
         if environ.get(TWITCH) == "webhook_callback_verification":
             return as_text(challenge) if "twitch" in known else None
+        if "smartsheet" in known and sent.keys() == {"challenge", "webhookId"}:
+            return in_json({"smartsheetHookResponse": challenge})
         if "slack" in known and (sent.get("type") == "url_verification" or len(sent) == 1):  # Slack, Lark; monday
             return in_json({"challenge": challenge})
+    if sent.get("lifecycle") == "PING" and "smartthings" in known:
+        challenge = inner(sent, "pingData").get("challenge")
+        if isinstance(challenge, str) and len(challenge) <= MOST_TEXT:
+            return in_json({"pingData": {"challenge": challenge}})
     if sent.get("event") == "endpoint.url_validation" and "zoom" in known and hook.secret:
         token = inner(sent, "payload").get("plainToken")
         if isinstance(token, str):

@@ -49,11 +49,17 @@ CHALLENGES: dict[str, tuple[str, ...]] = {
     "dropbox": ("nylas",),
     "okta": (),
     "asana": (),
+    "smartsheet": (),
+    "smartthings": (),
+    "wechat": ("weixin",),
+    "ebay": (),
+    "x": ("twitter",),
+    "fitbit": (),
     "vercel": (),
     "fastly": (),
 }
 # What is answered at names without a line: all but what needs a secret, or what another request may look like
-UNASKED = frozenset(CHALLENGES) - {"zoom", "discord", "vercel"}
+UNASKED = frozenset(CHALLENGES) - {"zoom", "discord", "vercel", "ebay", "x", "fitbit"}
 BY_NAME = {name: known for known, names in CHALLENGES.items() for name in (known, *names)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from sluice.contrib.hooks import challenges
 from sluice.contrib.hooks.challenges import HOOK_SECRET
@@ -21,7 +21,7 @@ from sluice.http.routes import OK, Reply, Route, reply
 from sluice.settings import Settings
 
 MOST_HEADS = 1024  # paths that are known, and names of fields
-SHAPE, HEAD = "hooks.shape", "hooks.head"  # in environ: a `Shape`; the last head as received, and that of its item
+NOTED = "hooks.noted"  # in environ: a `Noted`
 SENDER = b"Sluice-Sender"  # nginx sets it
 METHODS = "GET, HEAD, OPTIONS, POST, PUT"
 NAMES = (
@@ -55,25 +55,27 @@ class Shape(NamedTuple):
     """What is the same for all heads that share an environ: they have the same path and the same fields, in the same
     order (sluice/fastlane/grammar.py), and mostly another id of a delivery. Only for hooks without a signature.
 
-    pick: of the lines of a head those that are kept. begin, end: what stands before and behind them. most: bytes of a
-    body. asks: whether a challenge is answered.
+    pick: of the lines of a head those that are kept. begin, end: what stands before and behind them.
     """
 
     pick: Callable[[list[bytes]], Sequence[bytes]]
     begin: bytes
     end: bytes
-    most: int
-    asks: bool
 
     @classmethod
-    def of(cls, received: bytes, head: bytes, most: int, asks: bool) -> Shape:
+    def of(cls, received: bytes, head: bytes) -> Shape:
         """received: one of these heads, in which each line is there once. head: that of its item."""
         lines = received.split(b"\r\n")
         begin, *kept = head.split(b"\r\n")[:-2]
         places = [lines.index(line) for line in kept if line in lines]
         own = [line for line in kept if line not in lines]  # of the gateway
         pick = itemgetter(*places) if len(places) > 1 else lambda lines: [lines[at] for at in places]
-        return cls(pick, begin, b"\r\n".join((b"", *own, b"", b"")), most, asks)
+        return cls(pick, begin, b"\r\n".join((b"", *own, b"", b"")))
+
+
+# A shape; the last of its heads as received, and that of its item; the most bytes of a body; whether a challenge is
+# answered
+Noted = tuple[Shape, bytes, bytes, int, bool]
 
 
 class HookReader:
@@ -106,17 +108,18 @@ class HookReader:
 
     def read(self, environ: dict[str, Any], endpoint: Endpoint) -> bytes:
         """The item. Raises: Rejected, also with the answer to a challenge or a probe."""
-        shape: Shape | None = environ.get(SHAPE)
-        if shape is None or environ["QUERY_STRING"]:
+        noted: Noted | None = environ.get(NOTED)
+        if noted is None or environ["QUERY_STRING"]:
             return self.read_any(environ)
+        shape, last, head, most, asks = noted
         body: bytes = environ["wsgi.input"].read()
-        if not 0 < len(body) <= shape.most or (shape.asks and (b"challenge" in body or b"alidation" in body)):
+        # `in` takes 60 ns longer
+        if not 0 < len(body) <= most or (asks and (body.find(b"challenge") >= 0 or body.find(b"alidation") >= 0)):
             return self.read_any(environ, body)
         received: bytes = environ["fastlane.head"]
-        last, head = cast("tuple[bytes, bytes]", environ[HEAD])
         if received is not last:  # it may come again
             head = b"\r\n".join((shape.begin, *shape.pick(received.split(b"\r\n")))) + shape.end
-            environ[HEAD] = received, head
+            environ[NOTED] = shape, received, head, most, asks
         return head + body
 
     def read_any(self, environ: dict[str, Any], body: bytes | None = None) -> bytes:
@@ -152,7 +155,7 @@ class HookReader:
             return self.made(environ, hook, begin, lines_of(environ)) + body
         kept = self.made(environ, hook, begin, received.split(b"\r\n")[1:-2])
         if is_plain and not query and hook.scheme is None and HOOK_SECRET not in environ and "discord" not in known:
-            environ[SHAPE], environ[HEAD] = Shape.of(received, kept, most, bool(known)), (received, kept)
+            environ[NOTED] = Shape.of(received, kept), received, kept, most, bool(known)
         return kept + body
 
     def answer(self, environ: dict[str, Any], item: bytes) -> Reply | None:

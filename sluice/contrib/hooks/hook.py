@@ -52,13 +52,16 @@ EVENT_FIELDS = (
 EVENT_FIELD = re.compile(r"x-[a-z0-9-]*(?:event|topic)(?:-(?:type|name|key))?")  # of any other sender
 # The members that do, in the order in which they are tried
 EVENT_MEMBERS = (
-    "type", "event", "event_type", "eventType", "event_name", "eventName", "webhookEvent", "object_kind", "eventtype",
-    "Type", "Event", "EventType", "NotificationType", "detail-type", "notification_type", "notificationType",
-    "alert_type", "RecordType", "MessageType", "messageType", "message_type", "topic", "trigger", "action", "kind",
-    "MessageStatus", "CallStatus", "SmsStatus", "webhook_event", "webhook_code", "subscriptionType", "status", "object",
+    "type", "event", "event_type", "eventType", "event_name", "eventName", "EventName", "webhookEvent", "object_kind",
+    "eventtype", "Type", "Event", "EventType", "NotificationType", "detail-type", "notification_type",
+    "notificationType", "alert_type", "RecordType", "MessageType", "messageType", "message_type", "topic", "trigger",
+    "action", "kind",
+    "MessageStatus", "CallStatus", "SmsStatus", "webhook_event", "webhook_code", "subscriptionType", "lifecycle",
+    "status", "object",
 )  # fmt: skip
 # The members in which the event is, if it is not beside them: Mailgun, PagerDuty, forms with JSON, Trello
 INNER = "event-data", "event", "payload", "data", "action"
+NAMED = "trigger"  # the member whose name is the event: Hasura
 SAME = {"notification_event"}  # of each event of Intercom, whose topic says more
 GITLAB = "x-gitlab-event-uuid"
 # The header fields with the id of a delivery, which is the same when it is sent again, each from its sender's
@@ -68,11 +71,11 @@ ID_FIELDS = (
     "x-shopify-webhook-id", "i-twilio-idempotency-token", GITLAB, "x-amz-sns-message-id", "x-wc-webhook-delivery-id",
     "linear-delivery", "x-request-uuid", "x-atlassian-webhook-identifier", "twitch-eventsub-message-id",
     "kick-event-message-id", "x-amz-firehose-request-id", "x-todoist-delivery-id", "paypal-transmission-id",
-    "x-razorpay-event-id", "x-messagesystems-batch-id", "ce-id",
+    "x-razorpay-event-id", "x-messagesystems-batch-id", "logplex-frame-id", "ce-id",
 )  # fmt: skip
-ID_FIELD = re.compile(r"x-[a-z0-9-]+-delivery(?:-id)?")  # of any other sender
+ID_FIELD = re.compile(r"x-(?:[a-z0-9-]+-)?delivery(?:-id)?")  # of any other sender
 # The members that have it, of objects that have others: CloudEvents; Slack; SNS; Square; Typeform; Paddle; Telegram;
-# Event Grid; EventBridge; Discord; Mailgun; PagerDuty; Pub/Sub; Okta; Notion. Any
+# Event Grid; EventBridge; Discord; Mailgun; PagerDuty; Pub/Sub; Okta; Notion; Hasura. Any
 # other `id` may be that of a thing, which has many events
 ID_MEMBERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("specversion", "source"), ("id",)),
@@ -90,17 +93,19 @@ ID_MEMBERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("subscription", "message"), ("message", "messageId")),
     (("cloudEventsVersion",), ("eventId",)),
     (("workspace_id", "subscription_id", "attempt_number"), ("id",)),
+    (("trigger", "table", "created_at"), ("id",)),
 )
 TIME_FIELDS = "ce-time", "webhook-timestamp", "svix-timestamp", "x-slack-request-timestamp", "x-timestamp"
 TIME_MEMBERS = (
     "time", "ts", "timestamp", "created_at", "createdAt", "created", "occurred_at", "event_time", "eventTime",
     "triggered_at", "happened_at", "occurredAt", "occur_at", "fired_at", "reported_at", "received_at", "create_time",
-    "createdDate", "Timestamp", "UtcTimestamp", "generatedDateTime", "event_ts", "webhookTimestamp", "sentAt", "date",
+    "createdDate", "Timestamp", "UtcTimestamp", "generatedDateTime", "event_ts", "webhookTimestamp", "sentAt",
+    "sent_at", "published_at", "commit_timestamp", "date",
 )  # fmt: skip
 
 EMPTY = msgspec.Raw()
 # What is looked at of an object, so that others take no memory
-WANTED = tuple(dict.fromkeys((*EVENT_MEMBERS, *TIME_MEMBERS, *INNER, "id", *(
+WANTED = tuple(dict.fromkeys((*EVENT_MEMBERS, *TIME_MEMBERS, *INNER, "id", "name", *(
     name for needed, path in ID_MEMBERS for name in (*needed, *path)
 ))))  # fmt: skip
 Members = msgspec.defstruct(
@@ -267,7 +272,8 @@ def event_of(head: Mapping[str, str], members: Mapping[str, Any]) -> str | None:
     found = first_text(members, EVENT_MEMBERS)
     if found in SAME:
         found = first_text(members, ("topic",)) or found
-    return found or next(filter(None, (first_text(inner(members, name), EVENT_MEMBERS) for name in INNER)), None)
+    found = found or next(filter(None, (first_text(inner(members, name), EVENT_MEMBERS) for name in INNER)), None)
+    return found or first_text(inner(members, NAMED), ("name",))
 
 
 def parameter(query: str, name: str) -> str | None:

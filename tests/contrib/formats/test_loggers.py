@@ -72,12 +72,13 @@ def python(library: str, port: int) -> AbstractContextManager[Write]:
 IN_PYTHON = "pygelf", "graypy", "python-logging-loki", "HTTPHandler"
 IN_NODE = (
     "winston", "winston, batch", "winston 2", "pino-http-send", "pino-loki", "winston-loki", "prometheus-remote-write",
-    "cloudevents",
+    "cloudevents", "logtail",
 )  # fmt: skip
 ANSWERS = {
-    "503": reply(503, "Retry-After: 1"), "429": reply(429, "Retry-After: 1"), "413": reply(413), "a lost answer": b"",
+    "503": reply(503, "Retry-After: 1"), "429": reply(429, "Retry-After: 1"), "413": reply(413), "400": reply(400),
+    "a lost answer": b"",
 }  # fmt: skip
-AGAIN = {"pino-http-send": {"503", "429", "413", "a lost answer"}}  # after what they send again; the others: nothing
+AGAIN = dict.fromkeys(("pino-http-send", "logtail"), ANSWERS.keys())  # after what they send again; the others: nothing
 
 
 def numbers(up: Server, library: str) -> list[int]:

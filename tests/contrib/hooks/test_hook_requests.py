@@ -164,4 +164,4 @@ def test_heads_of_one_shape_give_the_items_that_they_give_alone(lines: str, tmp_
             except Rejected as rejected:
                 found.append(rejected.args[0])
         assert found[0] == found[1], number
-    assert (gateway.SHAPE in shared) == ("scheme" not in lines)
+    assert (gateway.NOTED in shared) == ("scheme" not in lines)

@@ -61,7 +61,7 @@ def test_each_word_of_a_line_says_something(tmp_path: Path) -> None:
         ("a scheme=hmac secret=x parameter=y", "has parameter=, which is for scheme=token"),
         ("a size=25x", "has an invalid size=: expected a size from "),
         ("a answer=500", "has an answer= that is no STATUS or STATUS:TEXT with a status from 200 to 204"),
-        ("a challenge=x", "has the challenge x; there are none, "),
+        ("a challenge=y", "has the challenge y; there are none, "),
         ("a url=a.example", "has a url= that is no https://HOST"),
         ("a order=path", "has the order path; there are hook, none"),
         ("a by content within 2d", "has a content that is the same for more than a day"),

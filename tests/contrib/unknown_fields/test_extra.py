@@ -177,3 +177,26 @@ def test_postgres_gets_the_column_of_a_typed_stream() -> None:
         (values,) = table.rows(Origin(1, {}), [Body.from_decoded(1, AT, body, known.decode(body, LIMITS))])
         row = dict(zip(table.columns, values, strict=True))
         assert (row["extra"], row["type"], row["text"], row["batch"]) == (value, "integer", None, 1)
+
+
+@pytest.mark.contract
+@needs("postgres")
+def test_postgres_stores_the_column_of_streams_with_and_without_types() -> None:
+    from proving.postgres import postgres_server
+
+    streams = {name: kept(name) for name in ("votes", "metrics", "gps")}
+    sent = {
+        "votes": b'{"poll":"p","choice":"c","why":"so","no":[1]}',
+        "metrics": b'[{"name":"a","value":1,"unit":"\xc3\x84"},{"name":"b","value":2}]',
+        "gps": b'{"device":"d","lat":1,"lon":2,"sats":{"n":7}}',
+    }
+    with postgres_server(fsync="off") as server:
+        store = open_store(server.url, streams)
+        for at, (name, body) in enumerate(sent.items(), 1):
+            claim = Claim(name, f"e:{at}:{AT}000000", at, 1, 0, [(at, AT * 1_000_000)])
+            store.persist(claim, [Body.from_decoded(at, AT * 1_000_000, body, streams[name].decode(body, LIMITS))])
+        store.close()
+        found = {name: server.ask(f"SELECT extra::text FROM {name} ORDER BY seq") for name in sent}
+        assert found["metrics"] == [('{"unit": "\xc4"}',), (None,)]
+        assert found["votes"] == [('{"no": [1], "why": "so"}',)]
+        assert server.ask("SELECT extra->'sats'->>'n' FROM gps") == [("7",)]

@@ -98,12 +98,24 @@ def logtail(url: str) -> Send:
     return send
 
 
+def segment(url: str) -> Send:
+    from segment.analytics.client import Client
+
+    client = Client("key", host=f"{url}/hooks/segment", max_retries=2, gzip=True)
+
+    def send(number: int) -> None:
+        client.track("user", "Given", {"n": f"n={number}"})
+        client.flush()
+
+    return send
+
+
 def record(number: int) -> logging.LogRecord:
     return logging.LogRecord("given", logging.INFO, "a.py", 1, f"n={number}", (), None)
 
 
 CLIENTS: dict[str, Callable[[str], Send]] = {
-    each.__name__: each for each in (prometheus, elasticsearch, splunk, zipkin, seqlog, logtail)
+    each.__name__: each for each in (prometheus, elasticsearch, splunk, zipkin, seqlog, logtail, segment)
 }
 
 

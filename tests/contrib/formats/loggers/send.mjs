@@ -42,6 +42,11 @@ const loggers = {
     const logger = winston.createLogger({ transports: [new Loki({ host: url, json: true, batching: false })] });
     return (text) => logger.info(text);
   },
+  async "logtail"() {
+    const { Logtail } = await import("@logtail/node");
+    const logger = new Logtail("token", { endpoint: `${url}/logs`, batchInterval: 50 });
+    return (text) => logger.info(text).catch(() => {});
+  },
   async "prometheus-remote-write"() {
     const { pushTimeseries } = await import("prometheus-remote-write");
     return async (text, n) => {
