@@ -134,7 +134,7 @@ class Postgres(Store[Session]):
                 if self.make:
                     for name in self.tables:
                         with contextlib.suppress(psycopg.Error, Unavailable), db.begin():
-                            super().checked_table(db, name)  # a table that cannot be created stops its stream only
+                            self.checked_table(db, name)  # a table that cannot be created stops its stream only
                     identify(db, self.tables)
                     with db.begin():
                         self.note_horizons(db, self.ages)
