@@ -300,6 +300,26 @@ def opentsdb_points_of_many_tags(size: int) -> bytes:
     return filled(b"[", b'{"metric":"m","value":"1","tags":{"a":1,"b":[]}}', b"]", size, b",")
 
 
+@bomb("/api/v1/datapoints")
+def series_of_one_value(size: int) -> bytes:
+    return filled(b"[", b'{"name":"m","datapoints":[[1,2]],"tags":{"a":1,"b":[]}}', b"]", size)
+
+
+@bomb("/api/v1/datapoints")
+def series_of_many_values(size: int) -> bytes:
+    tags = b",".join(b'"tag%d":"x"' % n for n in range(30))
+    part = filled(b'{"name":"m","tags":{' + tags + b'},"datapoints":[', b"[1,2]", b"]}", min(size - 2, QUARTER // 4))
+    return filled(b"[", part, b"]", size)
+
+
+@bomb("/api/v1/import")
+def series_of_null_values(size: int) -> bytes:
+    head = b'{"metric":{"__name__":"m","a":"b"},"values":['
+    count = min(size - 80, QUARTER // 4) // 7
+    values, times = b",".join([b"null"] * (count - 1) + [b"1"]), b",".join([b"1"] * count)
+    return filled(b"", head + values + b'],"timestamps":[' + times + b"]}", b"", size, b"\n")
+
+
 @bomb("/collectd")
 def collectd_lines(size: int) -> bytes:
     return filled(b"", b"PUTVAL a/b/c N:1", b"", size, b"\n")
