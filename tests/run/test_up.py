@@ -162,10 +162,16 @@ def test_ctrl_c_while_a_new_clone_installs_ends_it_quietly(moment: float, tmp: P
 def interrupted(checkout: Path, moment: float, home: Path) -> str:
     """What bin/up prints if Ctrl-C is typed that many seconds after it began."""
     env = environment(home, {"INGEST_PORT": free_port()})
-    command = ["env", "--default-signal=INT", str(checkout / "bin/up")]
-    with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as up:
+    # a process of the background ignores it, and what it starts, until that says otherwise
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        up = subprocess.Popen(
+            checkout / "bin/up", env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    with up:
         with contextlib.suppress(subprocess.TimeoutExpired):
             up.wait(moment)
         os.killpg(up.pid, signal.SIGINT)  # a terminal sends it to all of them
