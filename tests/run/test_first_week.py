@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +48,7 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     subprocess.run(["git", "clone", "-q", ROOT, tmp / "clone"], check=True)
     subprocess.run([sys.executable, "-m", "venv", tmp / "venv"], check=True)
     (site,) = tmp.glob("venv/lib/*/site-packages")
-    (needed,) = (path for path in sys.path if path.endswith("/site-packages"))
-    (site / "needed.pth").write_text(needed)
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
     pip: list[str | Path] = [
         tmp / "venv/bin/pip",
         "install",
