@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pkgutil import resolve_name
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
 from sluice.streams.encoding import compressed_beginnings, inflate_body
 from sluice.streams.format import Format
-from sluice.streams.message import Message, named_object, parse_message
+from sluice.streams.message import KEYED_OBJECT, Message, named_object, parse_message
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, TIMES, nanoseconds_of
 
@@ -147,12 +147,19 @@ class JsonDecoder(Decoder):
             there.
         """
         read, build, slow = self.read, self.build, self.decode
+        is_plain = lru_cache(maxsize=64)(self.is_plain)
+
+        def contents(item: bytes) -> bytes:
+            keyed = KEYED_OBJECT.match(item)
+            if not keyed:
+                return named_object(item)
+            return item[keyed.end() :] if is_plain(keyed[1]) else b""
 
         def decode(item: bytes, limits: Limits) -> Decoded:
             if len(item) > limits.record:  # a record may take memory without a bound
                 return slow(item, limits)
             try:  # item[0] of an empty one is also an exception
-                made = build(read(item if item[0] == BRACE else named_object(item)))
+                made = build(read(item if item[0] == BRACE else contents(item)))
             except Exception:  # not a plain object; if the item is invalid, the slow path finds the reason
                 return slow(item, limits)
             return Decoded((made,)) if item.find(NUL) < 0 else slow(item, limits)  # `in` takes 60 ns longer
@@ -162,7 +169,7 @@ class JsonDecoder(Decoder):
 
             def decode_direct(item: bytes, limits: Limits) -> Decoded:
                 try:
-                    made = read_record(item if item[0] == BRACE else named_object(item))
+                    made = read_record(item if item[0] == BRACE else contents(item))
                     time = made.time
                     if time is not None:  # the usual unit without the call
                         made.time = time * SECOND if 0 < time < END else nanoseconds_of(time)
@@ -173,6 +180,19 @@ class JsonDecoder(Decoder):
             return decode_direct
         return decode
 
+    def is_plain(self, path: bytes) -> bool:
+        """Whether bodies that came to a path have no format of their own."""
+        return self.exact_decoder(path.decode("latin-1")) is None
+
+    def exact_decoder(self, path: str) -> str | None:
+        """What decodes all bodies that came to a path."""
+        if exact := self.bodies.get(path):
+            return exact
+        for end, decoder in self.bodies.items():
+            if path.endswith(end):  # a user's route may have a prefix, such as /plant/write
+                return decoder
+        return next((decoder for among, decoder in self.varying if among.search(path)), None)
+
     def named(self, sent: Mapping[str, Any]) -> set[str]:
         """The members of a plain object that a record is made of. Of several times, the first one counts."""
         names = {*getattr(self.wire, "__struct_encode_fields__", ())}
@@ -181,15 +201,8 @@ class JsonDecoder(Decoder):
 
     @override
     def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
-        if message:
-            if exact := self.bodies.get(message.path):
-                return load(exact)(body, message, budget)
-            for path, decoder in self.bodies.items():
-                if message.path.endswith(path):  # a user's route may have a prefix, such as /plant/write
-                    return load(decoder)(body, message, budget)
-            for among, decoder in self.varying:
-                if among.search(message.path):
-                    return load(decoder)(body, message, budget)
+        if message and (exact := self.exact_decoder(message.path)):
+            return load(exact)(body, message, budget)
         for begins, decoder in self.beginnings:
             if begins.match(body):
                 return load(decoder)(body, message, budget)

@@ -13,12 +13,20 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from sluice.http.request import MAX_PARAMETERS, SENT_BY, START
+from sluice.http.request import KEY_CHARACTERS, MAX_PARAMETERS, SENT_BY, START
 from sluice.http.request import sender_head as sender_head
 from sluice.streams.record import Invalid
 
 KEPT = b"POST /"  # what a kept message begins with
 NAMED = b"POST / HTTP/1.1" + SENT_BY  # what `sender_head` begins with
+# The head of a JSON object that says only its path, its key (without an escape) and its sender, as most with a key do.
+# Groups: the path, a quotation mark, the key, the sender
+KEYED_OBJECT = re.compile(
+    rb"POST (/[^ ?\r\n]*) HTTP/1\.[01](?:\r\nContent-Type: application/json[^\r\n]*)?"
+    rb'\r\nIdempotency-Key: ("?)([!#-+\--\[\]-~]{1,%d})\2'
+    % KEY_CHARACTERS
+    + rb"(?:\r\nContent-Type: application/json[^\r\n]*)?(?:%b([^\r\n]*))?\r\n\r\n(?=\{)" % SENT_BY
+)
 NOBODY: Mapping[int, str] = MappingProxyType({})
 # these describe the original body, not a part of it
 ENTITY = re.compile(rb"(?:content-encoding|content-length|transfer-encoding):[^\n]*\n", re.IGNORECASE)

@@ -37,7 +37,7 @@ from msgspec.structs import replace
 
 from sluice.http.request import KEYED, idempotency_key
 from sluice.streams.encoding import compressed_beginnings, inflate_body
-from sluice.streams.message import KEPT, Message, lower_fields, parse_message, raw_field, sender_of
+from sluice.streams.message import KEPT, KEYED_OBJECT, Message, lower_fields, parse_message, raw_field, sender_of
 from sluice.streams.record import Invalid, Limits, Record, Reject
 from sluice.streams.times import SECOND, in_utc
 
@@ -107,6 +107,9 @@ class Rule(NamedTuple):
             return content_key(records, sha256(item)) if self.content and records else None
         if not records and (not rejects or rejects[0].reason.startswith(FORGED)):
             return None
+        if keyed := KEYED_OBJECT.match(item):  # as below
+            who = keyed[4] + b"\r" if keyed[4] else b""
+            return sha256(b"%bidempotency-key\n%b" % (who, keyed[3])).digest()[:GIVEN_BYTES]
         try:
             message = parse_message(item) if item.startswith(KEPT) else None
             who = sent_by(item)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable
+from itertools import product
 
 import cramjam
 import pytest
@@ -143,6 +144,24 @@ def test_a_body_has_the_same_key_in_each_coding(encoding: str, compress: Compres
     sent = kept(compress(POINT), "/metrics", f"Content-Encoding: {encoding}")
     records = decode("metrics", plain)
     assert rule.body_key(sent, records, (), LIMITS) == rule.body_key(plain, records, (), LIMITS) is not None
+
+
+def test_a_head_with_a_key_means_what_it_means_with_another_field() -> None:
+    position = b'{"device":"bus-7","lat":48.1,"lon":11.5,"time":1767268800}'
+    nul, as_json = b'{"poll":"p\\u0000","choice":"c"}', "Content-Type: application/json"
+    bodies = position, VOTE, POINT, nul, b'{"poll":1}', b"{", b"[]", b'{"poll":"p","choice":"c"}\n{}'
+    heads = [[f"Idempotency-Key: {key}"] for key in ("a", '"a"', '"a', "a,b", '"a\\\\"', "a" * 255, "a" * 256)]
+    heads += [[as_json, *heads[0]], [*heads[0], as_json], [*heads[0], "Idempotency-Key: b"]]
+    heads += [[*heads[0], "Sluice-Sender: b"], [*heads[0], "Sluice-Sender: "], ["Content-Type: text/plain", *heads[0]]]
+    paths = "/gps", "/votes", "/plant/write", "/gps?device=a"
+    rule = Rule(60, True)
+    for stream, body, path, fields in product(("gps", "votes", "metrics"), bodies, paths, heads):
+        both = []
+        for item in kept(body, path, *fields), kept(body, path, *fields, "X-Other: 1"):
+            found = STREAMS[stream].decode(item, LIMITS)
+            key = rule.body_key(item, found.records, found.rejects, LIMITS)
+            both.append(([*found.records], [reject.reason for reject in found.rejects], found.without_rows, key))
+        assert both[0] == both[1], (stream, body, path, fields)
 
 
 def test_the_invalid_part_of_a_compressed_body_can_be_replayed() -> None:
