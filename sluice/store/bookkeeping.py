@@ -63,6 +63,7 @@ class Bookkeeping(ABC, Generic[Db]):
     MICROS: str
     SKIP_LOCKED: str
     ALONE: str
+    KEYS_IN_PIECES = False  # whether the database, beside this process, puts keys while the next ones are made
     units: dict[str, int]  # stream -> nanoseconds of the last digit of its times
     swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
     WITH_ID: str
@@ -91,8 +92,11 @@ class Bookkeeping(ABC, Generic[Db]):
         """The stored ranges that overlap a claim, ascending: first and last sequence number of each."""
 
     @abstractmethod
-    def put_keys(self, db: Db, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
-        """Insert those keys of a stream that are not there; how many these were. at: seconds since 1970."""
+    def put_keys(self, db: Db, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
+        """Insert those keys of a stream that are not there, with one statement; how many these were.
+
+        at: seconds since 1970. pieces: none is empty. Each is made when it is asked for; see KEYS_IN_PIECES.
+        """
 
     def read_identity(self, db: Db) -> str:
         """What tells this database from others; "" if it is a copy of one that had no identity."""

@@ -14,9 +14,9 @@ A key is kept whether its body is stored or dead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS, Bookkeeping
@@ -42,9 +42,8 @@ class Keys:
 
         limits: with which they were decoded. whole: they are no parts of bodies, which have no keys but of records.
         """
-        keys = rule.body_keys(bodies, limits) if whole else ()
-        if any(keys):
-            bodies = self.without_duplicates(bodies, keys)
+        if whole:
+            bodies = self.without_duplicates(rule, bodies, limits)
         if whole and rule.recent is not None and bodies:
             bodies = self.without_recent(rule, bodies)
         return (
@@ -53,14 +52,23 @@ class Keys:
             else self.with_new_records(record_key(rule.fields, self.store.units[self.stream]), bodies)
         )
 
-    def without_duplicates(self, bodies: Sequence[Body], keys: Sequence[bytes | None]) -> Sequence[Body]:
+    def without_duplicates(self, rule: Rule, bodies: Sequence[Body], limits: Limits) -> Sequence[Body]:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""
-        first = dict(zip(reversed(keys), reversed(bodies)))
-        first.pop(None, None)
-        others = self.take_keys(cast("dict[bytes, Body]", first), bodies[-1].received)
-        if len(first) + keys.count(None) == len(bodies) and not others:
+        keys: list[bytes | None] = [None] * len(bodies)
+        pieces = rule.ordered_keys(bodies, limits, keys, self.store.KEYS_IN_PIECES)
+        begin = next(pieces, None)
+        if begin is None:
             return bodies
-        new = [body for body, key in zip(bodies, keys) if not key or (first[key] is body and key not in others)]
+        seen = self.take_keys(chain((begin,), pieces), bodies[-1].received)
+        if not seen and len(self.taken[-1]) + keys.count(None) == len(bodies):
+            return bodies
+        new = list[Body]()
+        for body, key in zip(bodies, keys):
+            if key is None:
+                new.append(body)
+            elif key not in seen:
+                new.append(body)
+                seen.add(key)
         self.duplicates += len(bodies) - len(new)
         return new
 
@@ -82,7 +90,7 @@ class Keys:
                 new.append((body, of_body[0] if of_body else b""))
                 seen.update(of_body)
                 asked |= dict.fromkeys(of_body)
-        others = self.take_keys(asked, bodies[-1].received)  # of a worker that was faster
+        others = self.take_keys([sorted(asked)], bodies[-1].received)  # of a worker that was faster
         left = [body for body, key in new if key not in others]
         self.duplicates += len(bodies) - len(left)
         return left
@@ -100,7 +108,7 @@ class Keys:
             for position, key in enumerate(of_body):
                 if key:
                     first.setdefault(key, (at, position))
-        others = self.take_keys(first, bodies[-1].received) if first else ()
+        others = self.take_keys([sorted(first)], bodies[-1].received) if first else ()
         left = []
         for at, (body, of_body) in enumerate(zip(bodies, keys)):
             records = [
@@ -116,20 +124,29 @@ class Keys:
                 self.duplicates += 1
         return left
 
-    def take_keys(self, keys: Collection[bytes], received: int) -> set[bytes]:
+    def take_keys(self, pieces: Iterable[Sequence[bytes]], received: int) -> set[bytes]:
         """Take keys for this batch; those of them that another one has.
 
-        received: when the last of them came (microseconds since 1970), by a clock that may be behind, as may be that of
-        this process: a key is as old as the latest of both times and the one up to which keys expire.
+        pieces: in the order of the keys, each key once. received: when the last of them came (microseconds since 1970),
+        by a clock that may be behind, as may be that of this process: a key is as old as the latest of both times and
+        the one up to which keys expire.
         """
         horizon = self.store.get_horizon(self.db, KEYS) // 1_000_000
         at = max(received // 1_000_000, int(time.time()), horizon)
-        others = set[bytes]()
-        left = sorted(keys)
-        while left and self.store.put_keys(self.db, self.stream, self.batch, at, left) < len(left):
+        others, keys = set[bytes](), list[bytes]()
+
+        def collect_keys() -> Iterator[Sequence[bytes]]:
+            for piece in pieces:
+                if piece:
+                    keys.extend(piece)
+                    yield piece
+
+        put, left = self.store.put_keys(self.db, self.stream, self.batch, at, collect_keys()), keys
+        while left and put < len(left):
             owners = self.find_owners(left)
             others |= {key for key in left if owners.get(key, self.batch) != self.batch}
             left = [key for key in left if key not in owners]  # they have expired since they were there
+            put = self.store.put_keys(self.db, self.stream, self.batch, at, iter((left,))) if left else 0
         self.taken.append(keys if not others else {*keys} - others)
         return others
 

@@ -411,11 +411,13 @@ def test_bodies_are_stored_in_their_order_however_many_are_held_at_once(
 def test_all_keys_of_a_claim_are_one_statement_before_its_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Here(url)
     assert here.put("gps", fix("first")) == (1, 0)
-    put_keys, insert, seen = here.store.put_keys, here.store.insert_bodies, list[object]()
+    put_keys: Any = here.store.put_keys
+    insert, seen = here.store.insert_bodies, list[object]()
 
     def count_keys(*given: Any) -> Any:
-        seen.append(len(given[-1]))
-        return put_keys(*given)
+        pieces = [*given[-1]]
+        seen.append(sum(map(len, pieces)))
+        return put_keys(*given[:-1], iter(pieces))
 
     def note_rows(*given: Any) -> Any:
         seen.append("rows")
@@ -426,6 +428,19 @@ def test_all_keys_of_a_claim_are_one_statement_before_its_rows(url: str, monkeyp
     several = [b"[" + fix(f"a{n}") + b"," + fix(f"b{n}") + b"]" for n in range(700)]
     assert here.put("gps", *several, *(fix(f"c{n}") for n in range(700)), keyed("k", fix("d"), "/gps")) == (2_101, 0)
     assert seen == [1_401, "rows"]
+
+
+def test_keys_that_are_put_in_pieces_are_those_of_their_bodies(url: str) -> None:
+    here = Here(url)
+    at = 1_767_268_800
+    bodies = [fix(f"d{n}", at + n * 7 % 900) for n in range(1_300)]
+    assert here.put("gps", *bodies[600:700]) == (100, 0)
+    assert here.put("gps", *bodies, *bodies[::3]) == (1_200, 0)
+    assert here.put("gps", *reversed(bodies), fix("new")) == (1, 0)
+    with here.store.transaction(read=True) as db:
+        assert here.store.run_sql(db, "SELECT count(*) FROM batches_keys") == [(1_301,)]
+        rows = here.store.run_sql(db, "SELECT device FROM gps ORDER BY batch, seq")
+        assert rows == [(f"d{n}",) for n in (*range(600, 700), *range(600), *range(700, 1_300))] + [("new",)]
 
 
 def test_a_rejected_row_takes_neither_the_others_nor_their_keys_along(url: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -83,6 +84,7 @@ class Postgres(Store[Session]):
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
     WITH_ID = "OVERRIDING SYSTEM VALUE"
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
+    KEYS_IN_PIECES = True
     KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
     def __init__(
@@ -231,16 +233,22 @@ class Postgres(Store[Session]):
         return row[0] if row else None
 
     @override
-    def put_keys(self, db: Session, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+    def put_keys(self, db: Session, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
         # COPY is faster, but fails as a whole if a key is there. Both wait for the end of another transaction that has
-        # put one of them
+        # put one of them. The server takes as long for a key as this process to make it: each has a core
+        put = list[Sequence[bytes]]()
         with contextlib.suppress(psycopg.errors.UniqueViolation), db.transaction():
             with db.cursor() as cursor, cursor.copy(PUT_KEYS) as copy:
-                copy.write(COPY_BEGIN + rows_of_keys(keys, stream, at, batch) + COPY_END)
-            return len(keys)
+                copy.write(COPY_BEGIN)
+                for piece in pieces:
+                    put.append(piece)
+                    copy.write(rows_of_keys(piece, stream, at, batch))
+                copy.write(COPY_END)
+            return sum(map(len, put))
+        keys = [*chain.from_iterable(chain(put, pieces))]
         given = "SELECT key, %s, %s, %s FROM unnest(%b::bytea[]) AS given (key)"
-        put = f"INSERT INTO batches_keys {given} ON CONFLICT DO NOTHING"
-        return db.execute(put, (stream, at, batch, keys)).rowcount
+        insert = f"INSERT INTO batches_keys {given} ON CONFLICT DO NOTHING"
+        return db.execute(insert, (stream, at, batch, keys)).rowcount
 
     @override
     def stored_ranges(self, db: Session, claim: Claim) -> list[tuple[int, int]]:

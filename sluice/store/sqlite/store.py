@@ -10,6 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import apsw
@@ -256,9 +257,10 @@ class Sqlite(Store[apsw.Connection]):
         return batch
 
     @override
-    def put_keys(self, db: apsw.Connection, stream: str, batch: int, at: int, keys: Sequence[bytes]) -> int:
+    def put_keys(self, db: apsw.Connection, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
+        keys = tuple(chain.from_iterable(pieces))
         put = "INSERT OR IGNORE INTO batches_keys (key, stream, at, batch) SELECT value, ?, ?, ? FROM carray(?)"
-        db.execute(put, (stream, at, batch, apsw.carray(tuple(keys))))  # a row for each takes three times as long
+        db.execute(put, (stream, at, batch, apsw.carray(keys)))  # a row for each takes three times as long
         return db.changes()
 
     @override
