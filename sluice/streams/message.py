@@ -20,11 +20,11 @@ from sluice.streams.record import Invalid
 KEPT = b"POST /"  # what a kept message begins with
 NAMED = b"POST / HTTP/1.1" + SENT_BY  # what `sender_head` begins with
 # The head of a JSON object that says only its path, its key (without an escape) and its sender, as most with a key do.
-# Groups: the path, a quotation mark, the key, the sender
+# Groups: the path, the key in quotation marks, the key without them, the sender
 KEYED_OBJECT = re.compile(
     rb"POST (/[^ ?\r\n]*) HTTP/1\.[01](?:\r\nContent-Type: application/json[^\r\n]*)?"
-    rb'\r\nIdempotency-Key: ("?)([!#-+\--\[\]-~]{1,%d})\2'
-    % KEY_CHARACTERS
+    rb'\r\nIdempotency-Key: (?:"([!#-+\--\[\]-~]{1,%d})"|([!#-+\--\[\]-~]{1,%d}))'
+    % (KEY_CHARACTERS, KEY_CHARACTERS)
     + rb"(?:\r\nContent-Type: application/json[^\r\n]*)?(?:%b([^\r\n]*))?\r\n\r\n(?=\{)" % SENT_BY
 )
 NOBODY: Mapping[int, str] = MappingProxyType({})

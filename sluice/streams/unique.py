@@ -153,7 +153,7 @@ class Rule(NamedTuple):
             return None
         if keyed := KEYED_OBJECT.match(item):  # as below
             who = keyed[4] + b"\r" if keyed[4] else b""
-            return sha256(b"%bidempotency-key\n%b" % (who, keyed[3])).digest()[:GIVEN_BYTES]
+            return sha256(b"%bidempotency-key\n%b" % (who, keyed[2] or keyed[3])).digest()[:GIVEN_BYTES]
         try:
             message = parse_message(item) if item.startswith(KEPT) else None
             who = sent_by(item)
