@@ -88,8 +88,10 @@ class Rule(NamedTuple):
         begins = self.key_beginnings(bodies) if in_pieces and len(bodies) > PIECE_KEYS else ()
         if not begins:
             keys[:] = self.body_keys(bodies, limits)
-            if found := sorted({key for key in keys if key}):
-                yield found
+            found: Any = dict.fromkeys(keys)  # in their order as they came, they are sorted sooner
+            found.pop(None, None)
+            if found:
+                yield sorted(found)
             return
         order = sorted(range(len(bodies)), key=begins.__getitem__)
         start = 0
@@ -97,11 +99,10 @@ class Rule(NamedTuple):
             end = min(start + PIECE_KEYS, len(order))
             while end < len(order) and begins[order[end]] == begins[order[end - 1]]:
                 end += 1
-            piece = set[bytes]()
-            add = piece.add
+            piece: dict[bytes, None] = {}
             for at in order[start:end]:
                 keys[at] = key = begins[at] + sha256(bodies[at].item).digest()[:CONTENT_BYTES]
-                add(key)
+                piece[key] = None
             yield sorted(piece)
             start = end
 
