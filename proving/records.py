@@ -11,7 +11,7 @@ import os
 import sluice
 from sluice.store import transaction_limits
 
-transaction_limits.KEEP_BATCHES, transaction_limits.FOLD_BATCHES = 50, 10
+transaction_limits.KEEP_BATCHES, transaction_limits.FOLD_BATCHES = 10, 5
 
 
 class Crumb(sluice.Record, kw_only=True):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from rig.environment import BENCH, ROOT, sibling  # isort: split
 
-from rig.heads import FRESH, KEYED, REAL, SAME, Request, Requests
+from rig.heads import FRESH, KEYED, REAL, SAME, WEBHOOKS, Request, Requests
 from rig.load import GENERATOR, Slots, body, cpu, memory, percentile, processes, stolen, summed
 from rig.parameters import Figures, options, output, progress
 from rig.report import (
@@ -35,7 +35,7 @@ from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand
 
 __all__ = [
     "BENCH", "CFLAGS", "GENERATOR", "OURS", "OURS_COLOUR", "RATIOS", "ROOT", "THEIRS",
-    "THEIRS_COLOUR", "FRESH", "KEYED", "REAL", "SAME", "Candidate", "Figures", "Ratio", "Request", "Requests", "Report",
-    "Slots", "Stand", "body", "cpu", "memory", "number", "options", "output", "percentile", "processes", "progress",
-    "ratio", "rounds", "sibling", "stolen", "summed", "tables",
+    "THEIRS_COLOUR", "FRESH", "KEYED", "REAL", "SAME", "WEBHOOKS", "Candidate", "Figures", "Ratio", "Request",
+    "Requests", "Report", "Slots", "Stand", "body", "cpu", "memory", "number", "options", "output", "percentile",
+    "processes", "progress", "ratio", "rounds", "sibling", "stolen", "summed", "tables",
 ]  # fmt: skip

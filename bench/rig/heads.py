@@ -22,6 +22,8 @@ SAME = "one traced head"  # an SDK's, always the same
 FRESH = "new traces"  # the same SDK's
 KEYED = "new keys"  # the same SDK's, each with an Idempotency-Key of its own
 REAL = "real heads"
+# What senders of webhooks put there; those of the first two have an id and a signature of their own in each request
+GITHUB, STRIPE, PLAIN = "GitHub's head", "Stripe's head", "a plain head"
 
 Request = tuple[str, Optional[bytes]]  # target; body of a POST, None: a GET
 
@@ -113,6 +115,27 @@ Accept: */*
 {content}traceparent: 00-{trace}-{span}-01
 X-Request-Id: {id}
 """
+WEBHOOKS = {
+    GITHUB: """User-Agent: GitHub-Hookshot/{minor}a1b2c3
+Accept: */*
+X-GitHub-Delivery: {id}
+X-GitHub-Event: push
+X-GitHub-Hook-ID: 292430182
+X-GitHub-Hook-Installation-Target-ID: 79929171
+X-GitHub-Hook-Installation-Target-Type: repository
+X-Hub-Signature: sha1={long}
+X-Hub-Signature-256: sha256={longest}
+{content}""",
+    STRIPE: """User-Agent: Stripe/1.0 (+https://stripe.com/docs/webhooks)
+Accept: */*; q=0.5, application/xml
+Cache-Control: no-cache
+Stripe-Signature: t=1766600000,v1={longest}
+Accept-Encoding: gzip
+{content}""",
+    PLAIN: """User-Agent: curl/8.5.0
+Accept: */*
+{content}""",
+}
 CLIENTS = CHROME, OKHTTP, FIREFOX, REQUESTS, CHROME, GO, SAFARI, NODE, DART, JAVA, CURL
 SYSTEMS = (
     ("Windows", "Windows NT 10.0; Win64; x64"), ("macOS", "Macintosh; Intel Mac OS X 10_15_7"),
@@ -136,7 +159,7 @@ def kind(options: argparse.Namespace) -> str:
 def requests(path: Path, some: Iterable[Request], kind: str, api_key: str = "") -> Requests:
     """Write these requests with heads of this kind, again and again until there are enough heads."""
     listed = list(some)
-    fresh = kind in (FRESH, KEYED, REAL)
+    fresh = kind in (FRESH, KEYED, REAL, GITHUB, STRIPE)
     count = len(listed) * (-(-POOL // len(listed)) if fresh else 1)
     with open(path, "wb") as file:
         file.writelines(
@@ -160,12 +183,14 @@ def request(target: str, body: bytes | None, kind: str, number: int, api_key: st
 
 def client(kind: str, number: int, content: str) -> str:
     """The fields of a client's request. What differs follows from the number. content: the fields of the body."""
-    drawn = hashlib.sha512(b"%d" % (number if kind in (FRESH, REAL) else 0)).hexdigest()
+    drawn = hashlib.sha512(b"%d" % (number if kind in (FRESH, REAL, GITHUB, STRIPE) else 0)).hexdigest()
     who = int(drawn[48:64], 16) if kind == REAL else 0
     platform, system = SYSTEMS[who % len(SYSTEMS)]
-    return (CLIENTS[number % len(CLIENTS)] if kind == REAL else OKHTTP).format(
+    usual = CLIENTS[number % len(CLIENTS)] if kind == REAL else OKHTTP
+    return WEBHOOKS.get(kind, usual).format(
         content=content, trace=drawn[:32], span=drawn[32:48], platform=platform, system=system,
         id=f"{drawn[64:72]}-{drawn[72:76]}-4{drawn[76:79]}-a{drawn[79:82]}-{drawn[82:94]}",
         version=110 + who % 40, minor=who % 19, language=LANGUAGES[who // 64 % len(LANGUAGES)],
         page="map/" + f"{who:x}" * (who // 256 % 4), cookie="id=" + f"{who:016x}" * (1 + who // 1024 % 12),
+        longest=drawn[:64], long=drawn[64:104],
     )  # fmt: skip

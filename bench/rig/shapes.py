@@ -299,12 +299,29 @@ def gelf(n: int) -> bytes:
     return message(b"/gelf", JSON, body % (n % 500, n, at(n)))
 
 
-def hook(n: int) -> bytes:
-    """A push to GitHub, cut to 2 kB."""
-    commit = {"id": f"{n:040x}", "message": "Mend it", "timestamp": "2026-01-01T00:00:00Z", "added": ["a"] * 20}
-    body = {"ref": "refs/heads/main", "after": f"{n:040x}", "commits": [commit] * 8, "forced": False}
+def push(n: int) -> bytes:
+    """A push to GitHub, of 8 kB: half of it are addresses of the repository."""
+    commit = {"id": f"{n:040x}", "message": "Mend it", "timestamp": "2026-01-01T00:00:00Z", "added": ["src/a.py"] * 12}
+    person = {"name": "ada", "email": "ada@example.org", "username": "ada"}
+    parts = "keys", "hooks", "forks", "teams", "events", "branches", "tags", "labels", "merges", "releases", "issues"
+    urls = {f"{part}_{kind}url": f"https://api.example.org/repos/ada/web/{part}{{/{kind}id}}"
+            for part in parts for kind in ("", "git_", "html_", "clone_", "ssh_")}  # fmt: skip
+    body = {
+        "ref": "refs/heads/main", "before": f"{n - 1:040x}", "after": f"{n:040x}", "repository": {"id": 1} | urls,
+        "pusher": person, "commits": [commit | {"author": person, "committer": person}] * 7, "forced": False,
+    }  # fmt: skip
     fields = JSON + b"\r\nX-GitHub-Event: push\r\nX-GitHub-Delivery: 72d3162e-%020d" % n
     return message(b"/hooks/github", fields, json.dumps(body).encode())
+
+
+def event(n: int, hooks: int = 1) -> bytes:
+    """A small event, of 300 bytes, at one of so many hooks."""
+    body = {
+        "id": f"evt_{n:024d}", "object": "event", "api_version": "2026-01-01", "created": at(n), "livemode": True,
+        "type": "invoice.paid", "data": {"object": {"id": f"in_{n:024d}", "amount": n % 9999, "currency": "eur"}},
+        "pending_webhooks": 1, "request": {"id": f"req_{n:014d}", "idempotency_key": None},
+    }  # fmt: skip
+    return message(b"/hooks/shop%d" % (n % hooks), JSON, json.dumps(body).encode())
 
 
 def loop_json(body: bytes) -> list[Any]:
@@ -326,5 +343,6 @@ SHAPES = {
     "JSON logs, 500 of Fluent Bit": Shape("logs", fluent_bit, loop_json),
     "JSON logs, 500 of a library": Shape("logs", json_logs, loop_json),
     "GELF, one message": Shape("logs", gelf, loop_json),
-    "hooks, a push to GitHub": Shape("hooks", hook, loop_json),
+    "hooks, a push to GitHub of 8 kB": Shape("hooks", push, loop_json),
+    "hooks, an event of 300 bytes": Shape("hooks", event, loop_json),
 }

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from proving import harness
 from proving.harness import ROOT, Server, answer, connect, free_port, get, nginx, poll, post, request, short_tmp
 from sluice import registry, settings
 from sluice.routes import ROUTES
@@ -267,6 +269,17 @@ def test_a_gateway_that_does_not_answer_in_time_is_a_504() -> None:
         assert (status, headers["content-type"], body) == (504, "application/problem+json", LATE)
         assert int(headers["retry-after"]) > 0
         assert len(gateway.requests) == 1
+
+
+def test_a_probe_that_was_given_up_does_not_hold_up_the_end_of_nginx() -> None:
+    change = ("proxy_read_timeout 15s", "proxy_read_timeout 1h"), ("shutdown_timeout 60s", "shutdown_timeout 1h")
+    with front(*change) as (web, gateway):
+        gateway.reply = b"HTTP/1.1 "  # and no more
+        with connect(web.port) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n")
+            poll(lambda: gateway.requests)
+        web.process.send_signal(signal.SIGQUIT)
+        assert web.process.wait(harness.PATIENCE) == 0
 
 
 def test_the_connection_of_a_client_that_stops_sending_is_closed() -> None:

@@ -285,7 +285,7 @@ def check_signature(scheme: Scheme, keys: Sequence[Key], request: Request, now: 
     except ValueError:
         raise Wrong(f"signature: {field} is not understood") from None
     if now is not None and given.at is not None and abs(now - given.at) > MAX_AGE_SECONDS:
-        raise Wrong("signature: older than five minutes")
+        raise Wrong("signature: its time is more than five minutes off")
     if not any(has_made(scheme, key, given.signatures[:MOST_GIVEN], data) for key in keys for data in given.signed):
         raise Wrong("signature: wrong")
 

@@ -88,7 +88,7 @@ class Client:
             whole = response.isclosed()
         except (OSError, http.client.HTTPException):  # what the status says holds
             whole = False
-        if not whole:
+        if not whole or not connection.sock:  # it would connect by itself, and keep the time limit of connecting
             self.close()
         return answer
 

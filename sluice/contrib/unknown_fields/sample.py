@@ -32,7 +32,7 @@ from sluice.streams.message import parse_message
 from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
 
-SHARE = 0.008  # and what is not measured
+SHARE = 0.006  # and what is not measured
 FIRST_SECONDS = 0.01
 MOST_SECONDS = 0.1  # that are saved up
 LOOKS = 32  # at the bodies of one claim

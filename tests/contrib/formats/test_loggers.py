@@ -72,7 +72,7 @@ def python(library: str, port: int) -> AbstractContextManager[Write]:
 IN_PYTHON = "pygelf", "graypy", "python-logging-loki", "HTTPHandler"
 IN_NODE = (
     "winston", "winston, batch", "winston 2", "pino-http-send", "pino-loki", "winston-loki", "prometheus-remote-write",
-    "cloudevents", "logtail",
+    "cloudevents", "logtail", "uptime-kuma",
 )  # fmt: skip
 ANSWERS = {
     "503": reply(503, "Retry-After: 1"), "429": reply(429, "Retry-After: 1"), "413": reply(413), "400": reply(400),
@@ -83,7 +83,7 @@ AGAIN = dict.fromkeys(("pino-http-send", "logtail"), ANSWERS.keys())  # after wh
 
 def numbers(up: Server, library: str) -> list[int]:
     """What is stored of a library, sorted."""
-    texts = ask(up.home, "SELECT message FROM logs UNION ALL SELECT sku FROM orders")
+    texts = ask(up.home, "SELECT message FROM logs UNION ALL SELECT sku FROM orders UNION ALL SELECT body FROM hooks")
     values = ask(up.home, "SELECT name || ' ' || CAST(value AS INTEGER) FROM metrics WHERE field = 'value'")
     found = [re.search(rf"{library} (\d+)(?! ?\d)", text) for (text,) in texts + values]
     return sorted(int(match[1]) for match in found if match)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proving.receiver import Reply, receiving
+from proving.receiver import Post, Reply, receiving
 from sluice import settings
 from sluice.contrib.destinations.registry import check_destinations as check_rows
 from sluice.contrib.forward.client import ANSWER_BYTES, RETRY_SECONDS, Client, retry_after
@@ -99,6 +99,19 @@ def test_a_connection_is_kept_and_made_anew_when_the_receiver_has_closed_it() ->
         assert client.post([("Idempotency-Key", b"3")], b"c").taken
         assert client.connection is not first
         assert receiver.keys == ["1", "2", "3"]
+        client.close()
+
+
+def test_a_receiver_that_closes_each_connection_has_as_long_for_each_answer() -> None:
+    def rule(post: Post, number: int) -> Reply:
+        return Reply() if number else Reply(fields=(("Connection", "close"),))
+
+    with receiving(rule) as receiver:
+        client = Client(receiver.url, 30.0)
+        for key in b"1", b"2":  # the second one connects anew, for which there is less time
+            assert client.post([("Idempotency-Key", key)], b"").taken
+        assert client.connection is not None
+        assert client.connection.sock.gettimeout() == 30.0
         client.close()
 
 

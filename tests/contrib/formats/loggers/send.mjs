@@ -59,6 +59,13 @@ const loggers = {
     const emit = emitterFor(httpTransport(`${url}/orders`));
     return (text) => emit(new CloudEvent({ type: "order", source: "/shop", data: { sku: text } })).catch(() => {});
   },
+  async "uptime-kuma"() {  // what a monitor of it calls when a service is down, and then logs of an error
+    const { default: Webhook } = await import("uptime-kuma/server/notification-providers/webhook.js");
+    const notification = { type: "webhook", webhookURL: `${url}/hooks/kuma`, webhookContentType: "json" };
+    const monitor = { id: 1, name: "web", type: "http", url: "https://web.example" };
+    const beat = (msg) => ({ monitorID: 1, status: 0, time: "2026-01-01 12:00:00.000", msg, important: true, duration: 60 });
+    return (text) => new Webhook().send(notification, text, monitor, beat(text)).catch(() => {});
+  },
 };
 
 const log = await loggers[library]();
