@@ -60,7 +60,7 @@ def test_bin_up_runs_in_a_new_clone_with_the_python_that_is_chosen(version: str,
     python = interpreter(version)
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", ROOT, clone], check=True)
     with short_tmp() as home:
-        env = environment(home, {"PYTHON": python, "INGEST_PORT": port})
+        env = environment(home, {"PYTHON": python, "INGEST_PORT": port, "PYTHONDONTWRITEBYTECODE": "1"})
         with running([clone / "bin/up"], tmp / "out", env, cwd=clone) as process:
             poll(lambda: get(port, "/readyz")[0] == 200, 300)  # packages are installed first
             up = Server(process, tmp / "out", home, port)
@@ -74,6 +74,8 @@ def test_bin_up_runs_in_a_new_clone_with_the_python_that_is_chosen(version: str,
             process.terminate()
             assert process.wait(PATIENCE) == 0
             assert not re.search("Traceback|Warning", up.said())
+    # the second start compiles nothing again, whatever images of containers set
+    assert [*clone.glob(".venv/lib/*/site-packages/redis/__pycache__/client.*.pyc")]
 
 
 def test_a_chosen_python_that_cannot_be_used_is_named(tmp: Path) -> None:

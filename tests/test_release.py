@@ -65,7 +65,7 @@ def release(checkout: Path, version: str = VERSION) -> subprocess.CompletedProce
         [checkout / "bin/release", "--no-proof", version],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=os.environ | {"BASE": ""},
     )
 
