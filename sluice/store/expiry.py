@@ -6,6 +6,7 @@ No age is taken from a wall clock alone: one that jumps ahead would delete for g
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -138,6 +139,14 @@ class KeyExpiry(Expiry):
         self.shares = dict.fromkeys(ages, 1.0)  # of their age to which keys are kept now
         self.short = set[str]()  # streams whose keys are not kept for all of their age
         self.due = 0.0  # uptime: when to note how far the pass is
+        self.looked = -math.inf  # uptime: when this process ended a pass
+
+    @override
+    def step(self, store: Store[Any]) -> bool:
+        """`Expiry.step`. A burst ends with a step of each chore, however short before this one had ended a pass."""
+        if times.uptime_seconds() < self.looked + self.pause_seconds() / 2:
+            return False
+        return super().step(store)
 
     @override
     def delete_old(self, store: Store[Any], before: int) -> bool:
@@ -160,6 +169,7 @@ class KeyExpiry(Expiry):
             if times.uptime_seconds() >= self.due:
                 self.note_pass(store, self.at)
             return more
+        self.looked = times.uptime_seconds()
         noted = {"ended": now}
         for stream, share in shares.items():
             count = self.kept[stream]

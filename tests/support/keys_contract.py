@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import worker as program
 from proving.harness import ROOT, poll
 from sluice import settings
+from sluice.base import times
 from sluice.base.counters import Histogram
 from sluice.base.daemon import Interrupted
 from sluice.dead_letters import DeadLetters
@@ -621,6 +623,26 @@ def test_a_worker_that_lives_for_a_moment_looks_at_no_keys_soon_after_all_were_l
         while KeyExpiry({"votes": 1_000}).delete_old(here.store, now + seconds * 1_000_000):
             pass
         assert keys_left() == left
+
+
+def test_the_end_of_a_burst_looks_at_no_keys_soon_after_the_burst_looked_at_all(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, looks = Here(url), list[bytes]()
+    assert here.put("votes", keyed("a", VOTE)) == (1, 0)
+    keys, uptime = KeyExpiry({"votes": 1_000}), times.uptime_seconds()
+    look = here.store.expire_keys
+
+    def expire_keys(above: bytes, before: Mapping[str, int], recent: int) -> object:
+        looks.append(above)
+        return look(above, before, recent)
+
+    monkeypatch.setattr(here.store, "expire_keys", expire_keys)
+    for later, passes in (0, 1), (9, 1), (11, 2):
+        monkeypatch.setattr(times, "uptime_seconds", lambda: uptime + later)  # noqa: B023  # it is called in this pass
+        while keys.step(here.store):
+            pass
+        assert len(looks) == passes
 
 
 def test_workers_that_live_for_a_moment_delete_old_keys_and_those_beyond_a_number(
