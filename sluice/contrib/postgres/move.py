@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
             new, "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)"
         )
         if held:
-            terminal.complain("the PostgreSQL of INGEST_STORE holds stored bodies already")
+            terminal.complain("the database of INGEST_STORE holds stored bodies already; name an empty one")
             return 1
         for name, columns in TABLES.items():
             if name not in OURS:
