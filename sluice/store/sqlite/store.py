@@ -259,6 +259,8 @@ class Sqlite(Store[apsw.Connection]):
     @override
     def put_keys(self, db: apsw.Connection, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
         keys = tuple(chain.from_iterable(pieces))
+        if not keys:  # all of these bodies have come before, and carray takes no empty array
+            return 0
         put = "INSERT OR IGNORE INTO batches_keys (key, stream, at, batch) SELECT value, ?, ?, ? FROM carray(?)"
         db.execute(put, (stream, at, batch, apsw.carray(keys)))  # a row for each takes three times as long
         return db.changes()
