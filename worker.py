@@ -135,7 +135,7 @@ class Worker:
         self.chores = list(worker_chores(streams, keep, row_destinations))
         self.chores_at = 0.0  # monotonic
         self.buried = 0
-        self.stopping = False
+        self.stopping = self.released = False
         # A lock used as an event: unlike Event.set(), release() is safe in a signal handler. Held until `stop`.
         self.wake = threading.Lock()
         self.wake.acquire()
@@ -394,8 +394,11 @@ class Worker:
             state.prefetched = self.outlet.request_claim(claim.stream, state.max_bodies)
 
     def renew(self) -> None:
-        """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread."""
-        while not self.stopping:
+        """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread.
+
+        Also while the worker stops: the lease that `release` ends would be that of another worker.
+        """
+        while not self.released:
             with contextlib.suppress(Exception):  # the main loop logs it; if a lease ends, another worker claims
                 held = [claim for state in self.states for claim in state.held_claims()]
                 for claim in held:
@@ -405,6 +408,7 @@ class Worker:
 
     def release(self) -> None:
         """End the leases of claims that are not stored, so that other workers need not wait for them."""
+        self.released = True
         with contextlib.suppress(*SPOOL_ERRORS):
             for state in self.states:
                 for claim in state.claim, state.prefetched() if state.prefetched else None:

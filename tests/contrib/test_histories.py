@@ -32,8 +32,15 @@ def test_the_first_histories_show_nothing_wrong() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_history_that_found_a_fault_shows_nothing_wrong_now() -> None:
-    done = histories("--seed", 133)  # what a destination refused hid what waited of another worker
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(133, id="what a destination refused hid what waited of another worker"),
+        pytest.param(207860297, id="a worker that stopped ended the lease of another one"),
+    ],
+)
+def test_a_history_that_found_a_fault_shows_nothing_wrong_now(seed: int) -> None:
+    done = histories("--seed", seed)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
 
 
