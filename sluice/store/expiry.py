@@ -139,11 +139,11 @@ class KeyExpiry(Expiry):
         self.shares = dict.fromkeys(ages, 1.0)  # of their age to which keys are kept now
         self.short = set[str]()  # streams whose keys are not kept for all of their age
         self.due = 0.0  # uptime: when to note how far the pass is
-        self.looked = -math.inf  # uptime: when this process ended a pass
+        self.looked = -math.inf  # uptime: when the last pass ended, as far as this process knows
 
     @override
     def step(self, store: Store[Any]) -> bool:
-        """`Expiry.step`. A burst ends with a step of each chore, however short before this one had ended a pass."""
+        """`Expiry.step`. A burst ends with each chore, however short before that the last pass has ended."""
         if times.uptime_seconds() < self.looked + self.pause_seconds() / 2:
             return False
         return super().step(store)
@@ -154,7 +154,9 @@ class KeyExpiry(Expiry):
         if self.at is None:
             noted_before = store.read_horizons(PASS)
             self.resume_pass(noted_before)
-            if not self.at and 0 <= now - noted_before.get("ended", 0) < int(self.pause_seconds()):
+            passed = now - noted_before.get("ended", 0)
+            if not self.at and 0 <= passed < int(self.pause_seconds()):
+                self.looked = times.uptime_seconds() - passed
                 return False
         if not self.at or self.ages is self.own:
             self.ages = dict(self.own)

@@ -631,15 +631,15 @@ def test_the_end_of_a_burst_looks_at_no_keys_soon_after_the_burst_looked_at_all(
 ) -> None:
     here, looks = Here(url), list[bytes]()
     assert here.put("votes", keyed("a", VOTE)) == (1, 0)
-    keys, uptime = KeyExpiry({"votes": 1_000}), times.uptime_seconds()
-    look = here.store.expire_keys
+    first, second = KeyExpiry({"votes": 1_000}), KeyExpiry({"votes": 1_000})  # of two lives
+    look, uptime = here.store.expire_keys, times.uptime_seconds()
 
     def expire_keys(above: bytes, before: Mapping[str, int], recent: int) -> object:
         looks.append(above)
         return look(above, before, recent)
 
     monkeypatch.setattr(here.store, "expire_keys", expire_keys)
-    for later, passes in (0, 1), (9, 1), (11, 2):
+    for later, keys, passes in (0, first, 1), (0, second, 1), (9, second, 1), (9, first, 1), (11, first, 2):
         monkeypatch.setattr(times, "uptime_seconds", lambda: uptime + later)  # noqa: B023  # it is called in this pass
         while keys.step(here.store):
             pass
