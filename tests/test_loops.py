@@ -26,7 +26,7 @@ def work(odd: Odd, _: pytest.MonkeyPatch) -> None:
 
 def renew(odd: Odd, _: pytest.MonkeyPatch) -> None:
     states = [SimpleNamespace(held_claims=lambda: ["a claim"], stream=STREAMS["votes"], error="")]
-    made(worker.Worker, outlet=SimpleNamespace(renew=odd), states=states, stopping=False).renew()
+    made(worker.Worker, outlet=SimpleNamespace(renew=odd), states=states, released=False).renew()
 
 
 def show_output(odd: Odd, _: pytest.MonkeyPatch) -> None:
