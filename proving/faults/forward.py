@@ -1,8 +1,8 @@
 """Faults of the receiver of rows that are posted on (`drill --forward`), and of the program that posts them.
 
 Meanwhile metrics are posted, which go elsewhere: each is stored within WITHIN_SECONDS of its 2xx, whatever the receiver
-does. Of that time does not count what the worker was ready to run and other programs of the machine had its processors,
-as the kernel has it; what the program that posts rows took of them counts, since it must not hold up the worker.
+does. The time that the worker was ready to run and had no processor is subtracted, as the kernel counts it, except what
+the program that posts rows used of it: that program must not hold up the worker. The report has both figures.
 `receiver-take` measures the same without a fault.
 """
 
