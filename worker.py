@@ -396,7 +396,7 @@ class Worker:
     def renew(self) -> None:
         """Keep the leases of held claims alive, however long the store takes, and report to Redis. Runs in a thread.
 
-        Also while the worker stops: the lease that `release` ends would be that of another worker.
+        Goes on while the worker stops: a lease that expires passes to another worker, and `release` would end it there.
         """
         while not self.released:
             with contextlib.suppress(Exception):  # the main loop logs it; if a lease ends, another worker claims
