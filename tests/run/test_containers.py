@@ -1,8 +1,7 @@
 """deploy/Containerfile and deploy/compose.yaml: three cells, a balancer and PostgreSQL in containers; one cell dies.
 
-`bin/test --nightly tests/run/test_containers.py --containers` builds and runs them, as root, with Debian's packages
-buildah, podman, podman-compose, runc, debootstrap and golang-github-containernetworking-plugin-dnsname; five minutes.
-`--containers=DIR` takes a Debian from a directory instead of making one, `--containers=FILE` an image saved by podman.
+`bin/test --nightly` builds and runs them, as root; five minutes. `--containers=DIR` takes a Debian from a directory
+instead of making one, `--containers=FILE` an image saved by podman.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from bare import make_root, mirror_of
 from proving.containers import podman_environment
 from proving.harness import ROOT, free_port, poll, post
 
@@ -96,9 +96,9 @@ class Containers:
                 loaded = self.run("podman", "load", "-i", base).split()[-1]
                 self.run("podman", "tag", loaded, "debian")
             else:
-                tree = base or self.tmp / "debian"
+                tree = Path(base) if base else self.tmp / "debian"
                 if not base:
-                    self.run("debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", tree)
+                    make_root("bookworm", tree, mirror_of("bookworm"), "ca-certificates")
                 self.run("sh", "-c", f"tar -C {tree} -c . | podman import - debian")
         checkout = self.tmp / "checkout"  # without what .gitignore names
         checkout.mkdir(exist_ok=True)
@@ -124,7 +124,9 @@ class Containers:
 def containers(request: pytest.FixtureRequest) -> Iterator[Containers]:
     base = request.config.getoption("--containers")
     if base is None:
-        pytest.skip("--containers runs it: it takes minutes")
+        pytest.skip("bin/test --nightly runs it, or the option --containers: it takes minutes")
+    if os.geteuid() or not mirror_of("bookworm"):
+        pytest.skip("needs root, and an archive of Debian in apt's sources")
     if lacking := [tool for tool in TOOLS if not shutil.which(tool)]:
         pytest.skip(f"not installed: {', '.join(lacking)}")
     kept = os.environ.get("CONTAINERS_KEPT")  # a directory to keep the images in
