@@ -20,6 +20,7 @@ from typing import Any
 
 from supervisor import loggers, poller, supervisord
 from supervisor.options import ServerOptions
+from supervisor.states import SupervisorStates
 
 from sluice.run import launch
 
@@ -30,14 +31,14 @@ PIECE_BYTES, KEPT_PIECES = 4096, 64  # of output that its reader does not take
 class Poller(poller.Poller):
     """Polls ten times a second: no signal interrupts supervisord's poll of a second since Python 3.5 (PEP 475).
 
-    announced: called each time until it is true.
+    announced: called each time until it is true, or everything stops.
     """
 
     announced: Callable[[], bool] | None = None
 
     def poll(self, timeout: float) -> Any:
-        if Poller.announced and Poller.announced():
-            Poller.announced = None
+        if Poller.announced and (self.options.mood < SupervisorStates.RUNNING or Poller.announced()):
+            Poller.announced = None  # a request to programs that stop would hold them up
         return super().poll(min(timeout, 0.1))
 
 
