@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 AUTOGROUP = Path("/proc/self/autogroup")  # the niceness of this session
@@ -32,10 +32,19 @@ def background(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def exit_on_signal() -> None:
-    """At SIGTERM or SIGINT exit with status 0: supervisord logs other ends as not expected."""
+def exit_on_signal(at_once: bool = False) -> None:
+    """At SIGTERM or SIGINT exit with status 0: supervisord logs other ends as not expected.
+
+    at_once: without cleaning up. On a busy machine that takes seconds of a program that gives way.
+    """
+
+    def leave(number: int, frame: object) -> NoReturn:
+        if at_once:
+            os._exit(0)
+        sys.exit(0)
+
     for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, lambda number, frame: sys.exit(0))
+        signal.signal(number, leave)
 
 
 def give_way() -> None:

@@ -198,7 +198,7 @@ def main() -> None:
         def log_message(self, format: str, *args: Any) -> None:
             """Do not log requests."""
 
-    exit_on_signal()
+    exit_on_signal(at_once=True)
     path = s.home / "run/metrics.sock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

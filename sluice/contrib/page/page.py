@@ -56,7 +56,7 @@ Row = list[Any]
 
 def main() -> NoReturn:
     """Take a reading each second and write it, until a signal ends the process."""
-    background.exit_on_signal()
+    background.exit_on_signal(at_once=True)
     background.give_way()  # to gateway and workers
     with settings.exit_if_invalid():
         s = settings.load_settings()
