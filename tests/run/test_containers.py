@@ -1,6 +1,6 @@
 """deploy/Containerfile and deploy/compose.yaml: three cells, a balancer and PostgreSQL in containers; one cell dies.
 
-`bin/test --nightly` builds and runs them, as root; five minutes. `--containers=DIR` takes a Debian from a directory
+`bin/test --nightly` builds and runs them, as root; two minutes. `--containers=DIR` takes a Debian from a directory
 instead of making one, `--containers=FILE` an image saved by podman.
 """
 
