@@ -6,7 +6,7 @@ Each step runs as `nobody` in namespaces: without network, this checkout, and th
 2. the README's commands print what the README says;
 3. a drill of a minute on the running cell finds every acknowledged event stored once;
 4. a home of the release before, run from its source archive, keeps what is stored and stores what waits;
-5. so does one in the container image, which also takes a post, where podman and runc are.
+5. the container image passes 2, 3 and 4, where podman and runc are.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from proving.containers import podman_environment
 from proving.harness import ask, environment, free_port, get, poll, post, running
+from proving.transcript import check_steps, read_steps
 from sluice.places import ROOT
 from sluice.run.servers import NAMES, program_path
 
@@ -84,35 +86,26 @@ def install(dist: Path, tmp: Path) -> Path:
     return tmp / "user/venv/bin/sluice"
 
 
-def transcript() -> list[tuple[str, str]]:
-    """The commands of the README and what they print."""
-    (text,) = re.findall(r"^## See data flow\n\n(.*?)\n\n", (ROOT / "README.md").read_text(), re.M | re.S)
-    lines = re.sub("^    ", "", text, flags=re.M)
-    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", lines, re.M)
+def steps_here() -> list[tuple[str, str]]:
+    """The commands of the README that this machine can run."""
+    steps = read_steps((ROOT / "README.md").read_text())
+    return [step for step in steps if "sqlite3" not in step[0] or shutil.which("sqlite3")]
 
 
 # within the namespaces: $1 the `sluice`, $2 the port, $3 seconds of the drill, $4 the transcript, $5 the drill's report
 CELL = r"""
 import json, os, re, subprocess, sys, time
+sys.path.insert(0, "proving")
+from proving.transcript import check_steps
 sluice, port, seconds, steps, report = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), sys.argv[5]
 home = os.environ["HOME"] + "/.local/share/sluice"
-def shell(line):
-    done = subprocess.run(["bash", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+\|?$", "X", done.stdout.strip())
 begun = time.monotonic()
 up = subprocess.Popen([sluice, "up"], env={**os.environ, "INGEST_PORT": port}, stdout=open("up.out", "w"))
 while not subprocess.run(["curl", "-sf", f"localhost:{port}/readyz"], stdout=subprocess.DEVNULL).returncode == 0:
     assert up.poll() is None and time.monotonic() < begun + 120, open("up.out").read()
     time.sleep(0.05)
 print(f"proof: `sluice up` took requests after {time.monotonic() - begun:.1f} s", flush=True)
-for line, printed in steps:
-    line = line.split("  #")[0].strip().replace("8080", port).replace("bin/sluice", sluice)
-    line = line.replace(" var/", f" {home}/")
-    wanted = re.sub(r"\d{4}-\S+?Z|\|\d+\|\d+\|?$", "X", printed.strip())
-    deadline = time.monotonic() + 120
-    while not (said := shell(line)).startswith(wanted):
-        assert "-d" not in line and time.monotonic() < deadline, f"{line}\n{said}\ninstead of\n{wanted}"
-        time.sleep(0.2)
+check_steps(steps, sluice, port, home)
 print(f"proof: {len(steps)} commands of the README print what it says", flush=True)
 drill = [sluice, "drill", "--home", home, "--duration", seconds, "--rate", "500", "--report", report]
 env = {**os.environ, "PYTHONPATH": os.path.abspath("proving")}
@@ -129,9 +122,8 @@ def prove_cell(sluice: Path, seconds: int, tmp: Path) -> None:
     user = tmp / "user"
     shutil.copytree(ROOT / "proving", user / "proving/proving", ignore=shutil.ignore_patterns("__pycache__"))
     (user / "cell.py").write_text(CELL)
-    steps = [step for step in transcript() if "sqlite3" not in step[0] or shutil.which("sqlite3")]
     python = sluice.with_name("python")
-    words = [python, "cell.py", sluice, free_port(), seconds, json.dumps(steps), user / "report"]
+    words = [python, "cell.py", sluice, free_port(), seconds, json.dumps(steps_here()), user / "report"]
     subprocess.run(apart("env", "-C", user, *words, HOME=user), check=True)
 
 
@@ -188,8 +180,8 @@ def prove_upgrade(sluice: Path, tmp: Path, before: str, home: Path) -> None:
     say(f"a home of {before} has its 200 rows and 2 dead letters, each once")
 
 
-def prove_image(dist: Path, tmp: Path, before: str, home: Path) -> None:
-    """The image with the home of the release before as its volume."""
+def prove_image(dist: Path, seconds: int, tmp: Path, before: str, home: Path) -> None:
+    """The image as the README has it, and under the drill; then with the home of the release before as its volume."""
     archive = next(dist.glob("*.oci.tar"), None)
     if not archive or not (shutil.which("podman") and shutil.which("runc")):
         say("the image is not proved: there is none, or no podman, or no runc")
@@ -198,29 +190,45 @@ def prove_image(dist: Path, tmp: Path, before: str, home: Path) -> None:
     env = podman_environment(tmp / "images")
 
     def podman(*words: object) -> str:
-        done = subprocess.run(["podman", *map(str, words)], env=env, check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(["podman", *map(str, words)], env=env, stdout=subprocess.PIPE, text=True)
+        assert done.returncode == 0, f"podman {' '.join(map(str, words))}: {done.stdout}"
         return done.stdout
+
+    @contextlib.contextmanager
+    def container(volume: Path, *options: object) -> Iterator[int]:
+        """The image with this volume. Yields: its port, once it takes requests."""
+        port, began = free_port(), time.monotonic()
+        mounted = f"{volume}:/var/lib/sluice:U"  # U: of the image's user
+        variables = "--network", "host", "-e", f"INGEST_PORT={port}", "-v", mounted
+        podman("run", "-d", "--name", "proved", *variables, *options, name)
+        try:
+            poll(lambda: get(port, "/readyz")[0] == 200, 120)
+            say(f"the image took requests after {time.monotonic() - began:.1f} s")
+            yield port
+            podman("stop", "-t", "30", "proved")
+        finally:
+            print(podman("logs", "proved"), flush=True)
+            podman("rm", "-f", "proved")
 
     def stored() -> int:
         said = podman("exec", "proved", "sluice", "status", "--json")
         return int(next(row["stored"] for row in json.loads(said)["streams"] if row["stream"] == "votes"))
 
     name = podman("load", "-q", "-i", archive).split()[-1]
-    port, began = free_port(), time.monotonic()
-    volume = f"{home}:/var/lib/sluice:U"  # U: of the image's user
-    podman("run", "-d", "--name", "proved", "--network", "host", "-e", f"INGEST_PORT={port}", "-v", volume, name)
-    try:
-        poll(lambda: post(port, "/votes", b'{"poll":"image","choice":"c"}')[0] == 200, 120)
-        seconds = time.monotonic() - began
-        poll(lambda: stored() == 201)
-        podman("stop", "-t", "30", "proved")
-    finally:
-        print(podman("logs", "proved"), flush=True)
-        podman("rm", "-f", "proved")
+    (tmp / "new").mkdir(mode=0o700)
+    with container(tmp / "new", "-v", f"{tmp / 'user/proving'}:/proving:ro") as port:
+        os.environ.update(env)  # for the commands of the README
+        check_steps(steps_here(), "podman exec proved sluice", str(port), str(tmp / "new"))
+        say(f"in the image, {len(steps_here())} commands of the README print what it says")
+        drill = f"drill --home /var/lib/sluice --duration {seconds} --rate 500 --report /var/lib/sluice/report"
+        said = podman("exec", "-e", "PYTHONPATH=/proving", "proved", "sluice", *drill.split())
+        counts = re.findall(r"[\d,]+ acknowledged", said)
+        say(f"in the image, the drill of {seconds} s found each event stored once: {counts[-1]}")
+    with container(home):
+        poll(lambda: stored() == 200)
     check_kept(home)
     size = int(podman("image", "inspect", "--format", "{{.Size}}", name))
-    packed = archive.stat().st_size
-    say(f"the image ({size / 1e6:.0f} MB, {packed / 1e6:.0f} MB packed) took a post after {seconds:.1f} s")
+    say(f"the image has {size / 1e6:.0f} MB, {archive.stat().st_size / 1e6:.0f} MB packed")
     say(f"in the image, a home of {before} has its 200 rows and 2 dead letters, each once")
 
 
@@ -242,7 +250,7 @@ def main() -> int:
         before, home = home_before(tmp)
         shutil.copytree(home, tmp / "volume", symlinks=True, ignore=shutil.ignore_patterns("*.sock", "run"))
         prove_upgrade(sluice, tmp, before, home)
-        prove_image(arguments.dist.resolve(), tmp, before, tmp / "volume")
+        prove_image(arguments.dist.resolve(), arguments.seconds, tmp, before, tmp / "volume")
     except (subprocess.CalledProcessError, AssertionError) as error:
         print(f"sluice: the release is not proved: {error}", file=sys.stderr)
         return 1
