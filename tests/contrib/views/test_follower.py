@@ -748,7 +748,7 @@ def test_a_view_that_cannot_be_written_holds_up_no_other(sqlite: Site) -> None:
     assert said.count("/gps/latest: rows are not applied") == 1
     client.delete(key)
     sqlite.caught_up()
-    assert "/gps/latest: recovered" in (sqlite.tmp / "follower.out").read_text()
+    harness.poll(lambda: "/gps/latest: recovered" in (sqlite.tmp / "follower.out").read_text())
 
 
 def test_a_stream_that_cannot_be_read_holds_up_no_other(sqlite: Site) -> None:
