@@ -41,6 +41,8 @@ INCLUDE = re.compile(r"^( *)include includes/(?:([a-z]+)/\*|([a-z]+))\.conf;\n",
 HOST_CHECK = 'if ($sluice_host = "") { return 421; }'
 # in each location that only some addresses may read: those of clients of a proxy on this machine are not its own
 PROXY_CHECK = "if ($sluice_forwarded) { return 403; }"
+# In each location that takes a GET: an answer of HTTP/0.9 has no status, so its sender cannot know what became of it
+VERSION_CHECK = 'if ($server_protocol = "") { return 505; }'
 KEEPALIVE_REQUESTS = 1_000_000  # of a client
 STREAMS = 1000  # of a connection with HTTP/2, nginx's default
 PROBES = "/healthz", "/readyz"
@@ -158,7 +160,7 @@ def route_locations(s: Settings, added: Mapping[str, str]) -> str:
         word = f'"{path}"' if re.search("[;']", path) else path
         where = f"= {word}" if not varies(path) else f'~ "^{pattern(path)}$"'
         # a GET, or a PUT, would be sent again when its connection breaks, and be stored twice
-        once = "proxy_next_upstream off;\n"
+        once = f"proxy_next_upstream off;\n{VERSION_CHECK}\n"
         if not route.methods and route.get and word == path and not varies(path):
             asked = f"internal;\n{lines}{once}{head}proxy_pass http://sluice_gateway{path};\n"
             made.append(f"location = /_sluice_get{path} {{\n{indented(asked)}}}\n")

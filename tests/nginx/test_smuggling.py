@@ -145,6 +145,8 @@ REST = {
     "trailers_that_are_folded": post(CHUNKED, body=b"3\r\nabc\r\n0\r\nX: y\r\n z\r\n\r\n"),
     "a_get_with_a_body": post(b"Content-Length: %d" % len(SMUGGLED), body=SMUGGLED, line=b"GET /gps HTTP/1.1"),
     "a_get_without_a_length": post(body=SMUGGLED, line=b"GET /gps HTTP/1.1"),
+    "a_get_of_http_0_9": b"GET /traccar?id=1&lat=48.1&lon=-11.6 \r\nHost: localhost\r\n\r\n",
+    "a_get_of_http_0_9_that_is_a_webhook": b"GET /hooks/shop?id=1\r\n",
     "a_get_with_chunks": post(CHUNKED, body=CHUNKS, line=b"GET /gps HTTP/1.1"),
     "a_head_with_a_body": post(FIVE, body=BODY, line=b"HEAD /gps HTTP/1.1"),
     "http_1_0_with_chunks": post(CHUNKED, body=CHUNKS, line=b"POST /gps HTTP/1.0"),

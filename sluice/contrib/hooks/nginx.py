@@ -15,7 +15,7 @@ from sluice.contrib.hooks.fields import DROPPED
 from sluice.contrib.hooks.register import FASTLY, PATH
 from sluice.http.routes import Route
 from sluice.parsers import AUTO
-from sluice.run.nginx import INCLUDES, contributed, expanded, indented, pattern_of, whole_head
+from sluice.run.nginx import INCLUDES, VERSION_CHECK, contributed, expanded, indented, pattern_of, whole_head
 from sluice.settings import SettingError, Settings
 
 FILE = "hooks.conf"  # below $INGEST_HOME/etc
@@ -74,7 +74,7 @@ def location(hook: Hook, s: Settings, added: Mapping[str, str]) -> str:
         lines += 'proxy_set_header Host $host;\nproxy_set_header Connection "";\n'
         lines += 'proxy_set_header X-Real-IP $remote_addr;\nproxy_set_header Sluice-Sender "";\n'
         lines += f"{SHORTER}proxy_pass_request_headers on;\n"
-    lines += "proxy_next_upstream off;\nproxy_pass http://sluice_gateway;\n"
+    lines += f"{VERSION_CHECK}\nproxy_next_upstream off;\nproxy_pass http://sluice_gateway;\n"
     return LOCATION.format(where=f'~ "^/hooks/{name}(?:/.*)?$"', lines=indented(lines))
 
 

@@ -33,7 +33,7 @@ from sluice import settings
 from sluice.contrib.views.declared import VIEWS
 from sluice.routes import ROUTES
 from sluice.run import configure
-from sluice.run.nginx import HOST_CHECK, PROXY_CHECK
+from sluice.run.nginx import HOST_CHECK, PROXY_CHECK, VERSION_CHECK
 from support.access import KEY, OTHER, curl, keys, passwords, private, tls
 from support.nginx_front import as_one_text, front, problem
 
@@ -565,6 +565,7 @@ def test_without_these_settings_nginx_has_none_of_their_directives() -> None:
         "if ($sluice_foreign)",
         HOST_CHECK,
         PROXY_CHECK,
+        VERSION_CHECK,
     ):
         text = text.replace(other, "")
     assert not re.search(r"\bif \(|auth_|limit_(req|conn)(?!_status)|ssl|Access-Control", re.sub(r"#.*", "", text))
