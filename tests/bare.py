@@ -38,6 +38,9 @@ mount -t tmpfs -o mode=755 tmpfs dev
 mkdir -m 1777 dev/shm
 ln -s /proc/self/fd dev/fd
 for name in null zero full random urandom; do touch dev/$name; mount --bind /dev/$name dev/$name; done
+mkdir dev/pts
+mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
 cp /etc/resolv.conf etc/resolv.conf
 cp "$3" ".$3"
 exec chroot . bash -euc "$2"
