@@ -1,5 +1,5 @@
-"""supervisord with five changes: it restarts at once, follows upgrades, stops at SIGHUP, names each line, and waits for
-no reader of its output.
+"""supervisord with six changes: it restarts at once, follows upgrades, stops at SIGHUP, stops what is being started,
+names each line, and waits for no reader of its output.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sluice.run import launch
 
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 PIECE_BYTES, KEPT_PIECES = 4096, 64  # of output that its reader does not take
+STOPS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}  # handled by supervisord
 
 
 class Poller(poller.Poller):
@@ -82,6 +83,26 @@ def find_successor(name: str) -> int | None:
     """The new master of a program that has ended: it leads a process group and has become a child of this process."""
     ours = (pid for pid in launch.tag_holders(launch.program_tag(name)) if launch.parent_of(pid) == os.getpid())
     return next(filter(launch.is_leader, ours), None)
+
+
+def let_signals_end_children() -> None:
+    """Let a signal end a process of a program between `fork` and `execve`.
+
+    Until then the process has copies of supervisord's handlers, which only note a signal: the program would start, and
+    be killed when its time to stop is over.
+    """
+
+    def in_child() -> None:
+        for number in STOPS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOPS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS),
+        after_in_child=in_child,
+    )
 
 
 class Output:
@@ -156,6 +177,7 @@ def run(configuration: str, announced: Callable[[], bool]) -> None:
     output = own_stdout()
     # a process whose parent has ended becomes a child of this process, not of init
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    let_signals_end_children()
     supervisord.ServerOptions = Options
     supervisord.main(["-n", "-c", configuration])
     sys.stdout.flush()

@@ -1,0 +1,57 @@
+"""supervisord as bin/up runs it (sluice/run/supervise.py), with one program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from proving import harness
+from proving.harness import PATIENCE
+
+CONFIGURATION = """\
+[supervisord]
+nodaemon=true
+logfile={home}/log
+pidfile={home}/pid
+[program:nginx]
+command=/bin/sleep 60
+stopsignal=QUIT
+stopwaitsecs=1
+"""
+# A program that is held between fork and exec, where its process still has the handlers of supervisord
+HELD = """\
+import sys
+from sluice.run import supervise
+
+def hold(options):
+    print("held", file=sys.stderr, flush=True)
+    with open(sys.argv[2]) as gate:
+        gate.read()
+
+supervise.Options.setpgrp = hold
+supervise.run(sys.argv[1], lambda: True)
+"""
+
+
+@pytest.mark.contract
+def test_a_stop_ends_a_program_that_is_being_started(tmp_path: Path) -> None:
+    (tmp_path / "supervisord.conf").write_text(CONFIGURATION.format(home=tmp_path))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    command = [harness.PYTHON["cpython"], "-c", HELD, str(tmp_path / "supervisord.conf"), str(gate)]
+    env = os.environ | {"INGEST_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=harness.ROOT, env=env) as up:
+        assert up.stderr
+        assert up.stderr.readline() == b"held\n"
+        up.send_signal(signal.SIGINT)
+        log = tmp_path / "log"
+        harness.poll(lambda: "waiting for nginx to die" in log.read_text() or up.poll() is not None)
+        held = os.open(gate, os.O_RDWR)  # where it is still held, it goes on
+        os.close(held)
+        assert up.wait(PATIENCE) == 0
+    assert "SIGKILL" not in log.read_text()
+    assert "stopped: nginx" in log.read_text()
