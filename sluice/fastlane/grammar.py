@@ -20,14 +20,16 @@ Most heads are never parsed. A sender repeats its head, and behind nginx senders
 what it made of one, in four steps that each cost more than the one before (`parse`):
 
 1. the same bytes: a look into a dictionary, by the caller;
-2. the same bytes but for the query of a GET, or the Idempotency-Key of a POST: the value is checked and replaced;
+2. the same bytes but for the query of a GET, the Idempotency-Key of a POST, or what else differs between two POSTs of
+   one shape: an id, a signature, a length (`Template`). The values are checked and replaced;
 3. the same shape (`shape`): the line without its query, and per field its name, with its value only if that decides
    something: DECIDING, or what is not a plain Content-Length. Other values are checked to be printable, and those that
    the application wants go into the environ;
 4. a new shape: the grammar above, once (`parse_new`).
 
 A head goes into the dictionary when it comes for the second time: one with an id of its own comes once. Keys of the
-steps cannot be confused: those of 2 and 3 lack a CRLF that each head has.
+steps cannot be confused: those of 2 and 3 lack a CRLF that each head has, and the templates of a line are found by it
+and a CR, which no shape has.
 """
 
 from __future__ import annotations
@@ -36,11 +38,12 @@ import os
 import re
 from collections.abc import Callable, Collection
 from io import BytesIO
-from typing import Any, Optional
+from typing import Any
 
 from gunicorn.http.wsgi import base_environ
 
 CACHED_HEADS = 1024  # 3 kB each
+MAX_TEMPLATES = 8  # of one request line
 MAX_CACHED_BYTES = 1024  # a longer head is not cached
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
@@ -53,12 +56,70 @@ DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONT
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
-# The cache of a listener. A head that came twice is there with an environ of its own; one that came once is there with
-# None. The environs of the keys of steps 2 and 3 have the values of the request that came last
-Heads = dict[bytes, Optional[ParsedHead]]
+# The cache of a listener. A head that came twice is there as a `ParsedHead` with an environ of its own; one that came
+# once is there with None. The environs of steps 2 and 3 have the values of the request that came last. By the line of a
+# POST there is a list of templates
+Heads = dict[bytes, Any]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])
 KEY = b"\r\nIdempotency-Key: "  # as nginx passes it; other spellings are parsed as other fields are
+
+
+class Template:
+    """POSTs of one shape: the bytes that all of them have, and the fields whose values differ.
+
+    places: of the lines with such a field. begin: the bytes before the first value. pieces: those behind each value.
+    wanted: the numbers of the values that the environ has, and their keys. is_repeated: only lengths differ, so a head
+    may come again.
+    """
+
+    __slots__ = "begin", "environ", "is_repeated", "keep_alive", "length", "pieces", "places", "shape", "wanted"
+
+    def __init__(
+        self, lines: list[bytes], places: set[int], shape: bytes, known: dict[bytes, str], parsed: ParsedHead
+    ) -> None:
+        """known: see `Grammar`."""
+        self.places, self.shape = places, shape
+        environ, self.length, self.keep_alive = parsed
+        self.environ = environ.copy()
+        keys = []
+        pieces = [lines[0]]
+        for at, line in enumerate(lines[1:], 1):
+            if at in places:
+                name = line.partition(b":")[0]
+                keys.append(known[name])
+                pieces[-1] += b"\r\n" + name + b":"
+                pieces.append(b"")
+            else:
+                pieces[-1] += b"\r\n" + line
+        self.begin, *self.pieces = pieces
+        self.wanted = [(number, key) for number, key in enumerate(keys) if key]
+        self.is_repeated = keys == ["CONTENT_LENGTH"]
+
+    def fill(self, head: bytes) -> ParsedHead | None:
+        """Set the values of a head in the environ. None: it differs in more than these, or one is malformed."""
+        if not head.startswith(self.begin):
+            return None
+        at = len(self.begin)
+        values = []
+        for piece in self.pieces:
+            end = head.find(piece, at)
+            if end < 0:
+                return None
+            values.append(head[at:end])
+            at = end + len(piece)
+        if b"".join(values).translate(None, PRINTABLE):
+            return None
+        environ, length = self.environ, self.length
+        for number, key in self.wanted:
+            text = values[number].strip(b" \t").decode("latin-1")
+            if key == "CONTENT_LENGTH":
+                if text == "0" or not LENGTH.fullmatch(text):
+                    return None
+                length = int(text)
+            environ[key] = text
+        environ["fastlane.head"] = head
+        return environ, length, self.keep_alive
 
 
 class Grammar:
@@ -91,7 +152,9 @@ class Grammar:
         The environ is shared with the next request of this shape. server: the listener's name from getsockname().
         heads: of the listener.
         """
-        without = b""
+        if len(head) > self.max_head:
+            return None
+        begin = without = b""
         if is_get := head.startswith(b"GET "):
             at = head.find(b"?", 0, head.find(b"\r")) + 1
         elif at := head.find(KEY) + 1:
@@ -101,9 +164,14 @@ class Grammar:
             without = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
             if (parsed := heads.get(without)) and self.replace(parsed[0], head, head[at:end], is_get):
                 return remember_head(heads, head, parsed) if is_get else parsed
+        elif not is_get:
+            begin = head[: head.find(b"\r") + 1]
+            for template in heads.get(begin, ()):
+                if parsed := template.fill(head):
+                    return remember_head(heads, head, parsed) if template.is_repeated else parsed
         lines = head.split(b"\r\n")
         # nothing else than lines of printable characters
-        if len(head) > self.max_head or head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
+        if head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
             return None
         shape, values = self.shape(lines)
         parsed = heads.get(shape)
@@ -117,19 +185,22 @@ class Grammar:
                 keep_head(heads, shape, parsed)
         environ, length, keep_alive = parsed
         environ.update(values)
+        before = environ.get("fastlane.head", head)
         environ["fastlane.head"] = head
         if length:
             length = int(values["CONTENT_LENGTH"])
             parsed = environ, length, keep_alive
+        if begin and before != head and before.startswith(begin):
+            self.keep_template(heads, lines, before.split(b"\r\n"), shape, parsed)
         if without:
             remember_head(heads, without, parsed)
         return remember_head(heads, head, parsed) if is_get or not without else parsed  # a key comes once
 
     def replace(self, environ: dict[str, Any], head: bytes, value: bytes, is_get: bool) -> bool:
         """Set the query of a GET, or the Idempotency-Key of a POST, in the environ of a head that differs in nothing
-        else. False: it is malformed or too long.
+        else. False: it is malformed.
         """
-        if value.translate(None, QUERY if is_get else PRINTABLE) or len(head) > self.max_head:
+        if value.translate(None, QUERY if is_get else PRINTABLE):
             return False
         text = value.decode("latin-1")
         if is_get:
@@ -139,6 +210,21 @@ class Grammar:
             environ["HTTP_IDEMPOTENCY_KEY"] = text.strip(" \t")
         environ["fastlane.head"] = head
         return True
+
+    def keep_template(
+        self, heads: Heads, lines: list[bytes], before: list[bytes], shape: bytes, parsed: ParsedHead
+    ) -> None:
+        """Keep what a head has in common with the one of its shape that came before it."""
+        places = {at for at, (line, other) in enumerate(zip(lines, before)) if line != other}
+        by = lines[0] + b"\r"
+        templates: list[Template] = heads.get(by, [])
+        for template in templates:
+            if template.shape == shape:
+                places |= template.places
+                templates.remove(template)
+                break
+        if len(templates) < MAX_TEMPLATES and len(shape) <= MAX_CACHED_BYTES:
+            keep_head(heads, by, [*templates, Template(lines, places, shape, self.known, parsed)])
 
     def shape(self, lines: list[bytes]) -> tuple[bytes, dict[str, str]]:
         """What decides how a head is parsed, and the values of the rest. No head has the bytes of a shape."""
@@ -253,8 +339,8 @@ def remember_head(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
     return parsed
 
 
-def keep_head(heads: Heads, key: bytes, parsed: ParsedHead | None) -> None:
-    """Put a head or a shape into the cache."""
+def keep_head(heads: Heads, key: bytes, parsed: ParsedHead | list[Template] | None) -> None:
+    """Put a head, a shape or templates into the cache."""
     if len(heads) >= CACHED_HEADS:
         heads.clear()
     heads[key] = parsed

@@ -227,6 +227,43 @@ def test_a_post_whose_idempotency_key_differs_gets_its_own_key_and_nothing_else(
     assert place.check([post(FIVE, b"Idempotency-Key: " + b"a" * 8190, body=BODY)]) == 0
 
 
+def test_posts_that_differ_in_some_values_each_get_their_own_and_nothing_else() -> None:
+    place = generated_requests.Place("", "/run/gateway-0.sock")
+    before = place.check([post(b"X: 0", b"Y: 0", FIVE, body=BODY)])
+    assert before == 1
+    values = b"1", b' "b c"\t', b"", b"\xc3\xa4", b"X: 2", b"1"
+    for x, y, body in itertools.product(values, values * 2, (b"", BODY, BODY * 2)):
+        length = b"Content-Length: %d" % len(body)
+        assert place.check([post(b"X: " + x, b"Y:" + y, length, b"Z: 1", body=body)]) == 1
+        for bad in b"a\x7f", b"a\x00", b"a\rb", b"a\nb", b"a\r\nX: 1", b"a\r\nContent-Length: 0":
+            assert place.check([post(b"X: " + x, b"Y:" + bad, length, b"Z: 1", body=body)]) == 0
+            assert place.check([post(b"X: " + bad, b"Y:" + y, length, b"Z: 1", body=body)]) == 0
+        for bad in b"05", b"+5", b"5,5", b"", b"5 5", b"12345678901":
+            assert place.check([post(b"X: " + x, b"Y:" + y, b"Content-Length: " + bad, b"Z: 1", body=body)]) == 0
+        lines = b"X: " + x, b"Y:" + y, length
+        assert place.check([post(*lines, b"Z: 2", body=body)]) == 1
+        assert place.check([post(*lines, b"Z: 1", b"Connection: close", body=body)]) == 1
+        assert place.check([post(*lines, b"Z: 1", b"Connection: upgrade", body=body)]) == 0
+    assert place.check([post(b"X: " + b"a" * 8190, b"Y:1", FIVE, b"Z: 1", body=BODY)]) == 0
+
+
+def test_a_line_that_looks_like_the_key_of_another_step_is_declined() -> None:
+    place = generated_requests.Place("", "/run/gateway-0.sock")
+    for number in range(3):
+        assert place.check([post(b"X: %d" % number, FIVE, body=BODY)]) == 1
+    for key in list(place.listener.heads):
+        assert place.check([key + b"\r\n\r\n"]) == 0
+
+
+def test_the_templates_of_a_line_have_a_limit() -> None:
+    place = generated_requests.Place("", "/run/gateway-0.sock")
+    line = b"POST /gps HTTP/1.1\r"
+    for number in range(3 * grammar.MAX_TEMPLATES):
+        for value in range(3):
+            assert place.check([post(b"X%d: %d" % (number, value), FIVE, body=BODY)]) == 1
+        assert len(place.listener.heads[line]) == min(number + 1, grammar.MAX_TEMPLATES)
+
+
 def test_an_application_gets_the_fields_that_it_names() -> None:
     place = generated_requests.Place("", "/run/gateway-0.sock")
     place.lane.wsgi.fastlane = Options(shares_environ=True, fields={"HTTP_ORIGIN"})  # type: ignore[attr-defined]

@@ -55,9 +55,12 @@ class Shape(NamedTuple):
     """What is the same for all heads that share an environ: they have the same path and the same fields, in the same
     order (sluice/fastlane/grammar.py), and mostly another id of a delivery. Only for hooks without a signature.
 
-    pick: of the lines of a head those that are kept. begin, end: what stands before and behind them.
+    first: how the first of the lines that are kept begins, if all behind it are kept, too: nginx leaves out what no row
+    keeps, and its own lines come first. b"": pick takes those that are kept. begin, end: what stands before and behind
+    them.
     """
 
+    first: bytes
     pick: Callable[[list[bytes]], Sequence[bytes]]
     begin: bytes
     end: bytes
@@ -69,8 +72,17 @@ class Shape(NamedTuple):
         begin, *kept = head.split(b"\r\n")[:-2]
         places = [lines.index(line) for line in kept if line in lines]
         own = [line for line in kept if line not in lines]  # of the gateway
+        first = b""
+        if places and places == list(range(places[0], len(lines) - 2)):
+            first = b"\r\n" + lines[places[0]].partition(b":")[0] + b":"
         pick = itemgetter(*places) if len(places) > 1 else lambda lines: [lines[at] for at in places]
-        return cls(pick, begin, b"\r\n".join((b"", *own, b"", b"")))
+        return cls(first, pick, begin, b"\r\n".join((b"", *own, b"", b"")))
+
+    def cut(self, received: bytes) -> bytes:
+        """The head of the item of such a head."""
+        if self.first:
+            return self.begin + received[received.find(self.first) : -4] + self.end
+        return b"\r\n".join((self.begin, *self.pick(received.split(b"\r\n")))) + self.end
 
 
 # A shape; the last of its heads as received, and that of its item; the most bytes of a body; whether a challenge is
@@ -118,7 +130,7 @@ class HookReader:
             return self.read_any(environ, body)
         received: bytes = environ["fastlane.head"]
         if received is not last:  # it may come again
-            head = b"\r\n".join((shape.begin, *shape.pick(received.split(b"\r\n")))) + shape.end
+            head = shape.cut(received)
             environ[NOTED] = shape, received, head, most, asks
         return head + body
 
