@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest import mock
 
 import redis
 
@@ -77,9 +78,16 @@ class Stand:
 
     api_key = ""
 
-    def __init__(self, options: argparse.Namespace, durability: str = "no", max_memory: str = "4g") -> None:
-        """durability: appendfsync of Redis at the start. max_memory: bytes, with suffix."""
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        durability: str = "no",
+        max_memory: str = "4g",
+        redis_env: Mapping[str, str] | None = None,
+    ) -> None:
+        """durability: appendfsync of Redis at the start. max_memory: bytes, with suffix. redis_env: more for Redis."""
         self.options = options
+        self.redis_env = redis_env or {}
         self.durability = durability
         self.max_memory = max_memory
         self.stack = contextlib.ExitStack()
@@ -103,7 +111,8 @@ class Stand:
         self.stack.callback(shutil.rmtree, self.tmp, ignore_errors=True)
         try:
             config = {"appendfsync": self.durability, "maxmemory": self.max_memory + "b"}
-            self.redis = self.enter(harness.redis_server(self.home("redis"), **config))
+            with mock.patch.dict(os.environ, self.redis_env):
+                self.redis = self.enter(harness.redis_server(self.home("redis"), **config))
         except BaseException:
             self.stack.close()
             raise
