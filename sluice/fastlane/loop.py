@@ -51,6 +51,9 @@ MAX_TURN_BYTES = 2 << 20  # read, after which a turn commits: limits the memory 
 MAX_ADMITTED_BYTES = 4 << 20
 GRACE_FRACTION = 0.75  # of gunicorn's graceful_timeout, at the end of which the master kills the process
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
+# A commit that takes longer than SLOW_SECONDS, beside ANSWER_SECONDS for each answer, is a slow one: see `gather`
+SLOW_SECONDS, ANSWER_SECONDS = 0.001, 0.00001
+MAX_GATHER_SECONDS = 0.01
 # Settings of gunicorn that act on a request before the application; the fast lane supports none of them
 HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
 TERM = {signal.SIGTERM}
@@ -83,6 +86,7 @@ class FastLane(SlowLane):
 
     alive: bool
     waits = False  # whether all answers may raise Later
+    gathers = True  # whether a turn waits for more requests before a slow commit
     poller: Any
     wsgi: Callable[..., Any]  # for gunicorn's handler
     application: Callable[..., Any]  # for the fast lane
@@ -117,6 +121,9 @@ class FastLane(SlowLane):
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane
         self.pending: list[Pending] = []
         self.size = 0  # bytes read since the last commit
+        self.answered = 0  # requests, by the last commit
+        self.commit_seconds = 0.0  # that it took, if it was slow
+        self.gathering = False  # whether more requests are read before their answers are made
         self.admitted = 0  # bytes that the connections in state RECEIVING lacked when they were admitted
         self.waiting: deque[Connection] = deque()  # those in state WAITING; some may have left it
         self.declined: list[Connection] = []  # for the slow lane at the end of this turn
@@ -210,6 +217,8 @@ class FastLane(SlowLane):
             ready = self.poller.poll(0)
             while ready:
                 self.read(ready)
+                if self.commit_seconds:
+                    self.gather()
                 self.finish()
                 rest = self.until - time.monotonic()
                 if rest <= 0 or self.slow_count or self.signalled:
@@ -243,6 +252,28 @@ class FastLane(SlowLane):
                         self.flush()
                 else:
                     self.end(conn)
+
+    def gather(self) -> None:
+        """Before a commit that will be slow, as the last one was, read what comes meanwhile.
+
+        The clients of the last commit are sending their next requests. If those that have sent one already did not wait
+        for them, each half of the clients would wait for the commits of both: half as many requests for each sync.
+        """
+        if self.answered + len(self.pending) <= 2:  # a single client
+            return
+        deadline = time.monotonic() + min(self.commit_seconds / 4, MAX_GATHER_SECONDS)
+        pause = min(self.commit_seconds, 4 * MAX_GATHER_SECONDS) / 16  # without a request, after which none is expected
+        self.gathering = True
+        try:
+            while self.pending and not self.signalled and time.monotonic() < deadline:
+                if not select.select([self.poller], [], [], pause)[0]:  # epoll_wait takes whole milliseconds
+                    return
+                count = len(self.pending)
+                self.read(self.poller.poll(0))
+                if len(self.pending) <= count:
+                    return
+        finally:
+            self.gathering = False
 
     def finish(self) -> None:
         """End a turn: answer, then pass the declined connections to the slow lane."""
@@ -298,6 +329,8 @@ class FastLane(SlowLane):
 
     def end(self, conn: Connection) -> None:
         """The client sends no more. The application answers a body that was cut off."""
+        if self.gathering and any(item[0] is conn for item in self.pending):
+            return  # the next turn sees the end again, when the answers are sent
         if conn.pieces:
             conn.state = DECLINED
             self.decline(conn)
@@ -403,7 +436,10 @@ class FastLane(SlowLane):
         if not self.alive:
             pending = self.answers.closing(pending)
         self.nr += len(pending)
+        begun = time.monotonic()
         self.answer(pending)
+        seconds = time.monotonic() - begun - ANSWER_SECONDS * len(pending)
+        self.answered, self.commit_seconds = len(pending), seconds if seconds > SLOW_SECONDS and self.gathers else 0.0
 
     def answer(self, pending: Iterable[Pending]) -> None:
         """Iterate the answers, the first of which commits for all, and send each."""

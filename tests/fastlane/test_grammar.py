@@ -4,14 +4,18 @@ where the next request begins. `support/generated_requests.py` makes the bytes.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
 import random
 import re
 import runpy
+import select
+import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -392,6 +396,90 @@ def test_the_lane_accepts_no_more_than_worker_connections() -> None:
         lane.start_accepting()
         joined(place)
     assert accepting == [5]
+
+
+@pytest.fixture
+def clients() -> Iterator[tuple[loop.FastLane, list[socket.socket]]]:
+    """A lane, and three clients whose requests it has not read."""
+    place = generated_requests.Place("", "/run/gateway-0.sock")
+    with contextlib.ExitStack() as stack:
+        place.lane.poller = stack.enter_context(select.epoll())
+        ours: list[socket.socket] = []
+        for _ in range(3):
+            client, server = map(stack.enter_context, socket.socketpair())
+            server.setblocking(False)
+            place.lane.join(Connection(server, "", place.listener))
+            client.sendall(SMUGGLED)
+            ours.append(client)
+        place.lane.signalled = False
+        yield place.lane, ours
+
+
+def test_before_a_slow_commit_the_lane_reads_what_comes_meanwhile(
+    clients: tuple[loop.FastLane, list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane, (_, _, last) = clients
+    monkeypatch.setattr(loop, "MAX_GATHER_SECONDS", 3600.0)
+    lane.answered, lane.commit_seconds = 3, 0.8
+    lane.read(lane.poller.poll(0)[:1])
+    assert len(lane.pending) == 1
+    lane.gather()
+    assert len(lane.pending) == 3
+    lane.commit_seconds = 0.0  # the time is over
+    last.sendall(SMUGGLED)
+    lane.gather()
+    assert len(lane.pending) == 3
+
+
+def test_a_client_that_sends_no_more_gets_its_answer_after_a_slow_commit(
+    clients: tuple[loop.FastLane, list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane, ours = clients
+    monkeypatch.setattr(loop, "MAX_GATHER_SECONDS", 3600.0)
+    lane.alive, lane.nr, lane.answered, lane.commit_seconds = True, 0, 3, 0.8
+    for client in ours:
+        client.shutdown(socket.SHUT_WR)
+    lane.read(lane.poller.poll(0)[:1])
+    lane.gather()
+    assert len(lane.connections) == 3
+    lane.pending = [(conn, (b"x",), ("200 OK", []), True, {}) for conn, *_ in lane.pending]
+    lane.finish()
+    assert [client.recv(99)[:12] for client in ours] == [b"HTTP/1.1 200"] * 3
+    lane.read(lane.poller.poll(0))
+    assert not lane.connections
+
+
+def test_a_single_client_waits_for_no_others(
+    clients: tuple[loop.FastLane, list[socket.socket]],
+) -> None:
+    lane, _ = clients
+    lane.answered, lane.commit_seconds = 1, 3600.0
+    lane.read(lane.poller.poll(0)[:1])
+    lane.gather()
+    assert len(lane.pending) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "is_slow"),
+    [(1, 0.0009, False), (1, 0.0012, True), (100, 0.0019, False), (100, 0.0022, True)],
+)
+def test_a_commit_is_slow_by_its_time_beside_that_of_the_answers(
+    count: int, seconds: float, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = generated_requests.Place("", "/run/gateway-0.sock").lane
+    clock = [100.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+
+    def answer(pending: Any) -> None:
+        clock[0] += seconds
+
+    for gathers in True, False:
+        lane.alive, lane.nr, lane.gathers = True, 0, gathers
+        lane.pending = [SimpleNamespace()] * count  # type: ignore[list-item]
+        monkeypatch.setattr(lane, "answer", answer)
+        lane.flush()
+        assert lane.answered == count
+        assert (lane.commit_seconds > 0) == (is_slow and gathers)
 
 
 SIGNAL = 9  # the descriptor of the wake-up pipe

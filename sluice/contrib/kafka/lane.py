@@ -26,6 +26,7 @@ class KafkaLane(FastLane):
     """`worker_class` with Kafka. A client has at most one answer that is pending, because all `waits`."""
 
     waits = True
+    gathers = False  # a commit holds up its own clients only
 
     @override
     def prepare(self) -> None:

@@ -25,6 +25,8 @@ UNSENT_BYTES = 24 << 20
 class ReaderLane(FastLane):
     """`worker_class` of the reader."""
 
+    gathers = False  # nothing is committed
+
     @override
     def prepare(self) -> None:
         super().prepare()
