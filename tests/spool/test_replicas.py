@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import redis as client
 
-from proving.harness import Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
+from proving.harness import ROOT, Server, free_port, gateway, get, poll, post, redis_server, short_tmp, stopped
 from sluice import settings
 from sluice.account import Publisher
 from sluice.spool import contract
@@ -209,6 +214,40 @@ def test_without_wait_a_failover_to_a_replica_that_lags_loses_acknowledged_bodie
     assert push(inlet, b"lost")
     pair.fail_over()
     assert pair.at_replica.llen(VOTES.ready) == 0
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="it needs gcc")
+def test_a_replica_that_syncs_each_write_confirms_it_only_then(tmp_path: Path) -> None:
+    library, disk = tmp_path / "slow_sync.so", tmp_path / "disk"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, ROOT / "bench/slow_sync.c"], check=True)
+    disk.write_bytes(bytes(16))
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        one, two = (stack.enter_context(short_tmp()) for _ in range(2))
+        config = {"port": port, "bind": "127.0.0.1", "repl_diskless_sync_delay": 0}
+        master = stack.enter_context(redis_server(one, **config))
+        with mock.patch.dict(os.environ, {"LD_PRELOAD": str(library), "SLOW_SYNC": str(disk)}):
+            replica = stack.enter_context(redis_server(two, appendfsync="no"))
+        at_master, at_replica = (
+            client.Redis(unix_socket_path=str(server.socket), socket_timeout=30) for server in (master, replica)
+        )
+        at_replica.replicaof("127.0.0.1", str(port))
+        poll(lambda: (info := at_replica.info())["master_link_status"] == "up" and not info["aof_rewrite_in_progress"])
+
+        def set_delay(seconds: int) -> None:
+            with disk.open("r+b") as file:
+                file.write(struct.pack("=Q", seconds * 10**9))
+
+        set_delay(3600)
+        at_master.set("a", 1)
+        assert at_master.wait(1, 30_000) == 1
+        set_delay(0)
+        at_replica.config_set("appendfsync", "always")
+        at_master.set("a", 2)
+        assert at_master.wait(1, 30_000) == 1
+        set_delay(3600)
+        at_master.set("a", 3)
+        assert at_master.wait(1, 1000) == 0
 
 
 def stored(server: Server, url: str, replicas: int = 0) -> list[str]:
