@@ -60,6 +60,7 @@ def open_store(
     database = database_of(url)
     backend = getattr(module_of(database, "store"), database.store)
     store: Store[Any] = backend(url, streams, make, keep, row_destinations or RowDestinations(), used)
+    store.database = database
     return store
 
 

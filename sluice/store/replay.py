@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sluice.store import transaction_limits
 from sluice.store.keys import Keys
-from sluice.store.questions import DeadLetter, common_reason
+from sluice.store.questions import DeadLetter, common_reason, own_questions
 from sluice.store.retries import retry_conflicts
 from sluice.store.store import DEFAULT_LIMITS, Store, key_names
 from sluice.store.types import Body, Origin, Outcome
@@ -116,7 +116,6 @@ def not_stored(store: Store[Any], keys: Keys, letter: DeadLetter, body: Body, li
 
 def count_buried(store: Store[Any], db: Any, batches: Iterable[int], above: int) -> Counter[str]:
     """The reasons of the letters of some batches, with their number. above: the id below the first of them."""
-    counted = (
-        f"SELECT {common_reason(store)}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {store.KIND}"
-    )
+    kind = own_questions(store).KIND
+    counted = f"SELECT {common_reason(store)}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {kind}"
     return sum((Counter(dict(store.run_sql(db, counted, (above, batch)))) for batch in batches), Counter[str]())

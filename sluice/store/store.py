@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from sluice.parsers import DEAD, Keep
+from sluice.registry import Database
 from sluice.spool.claim import Claim
 from sluice.spool.errors import EARLIER
 from sluice.store import transaction_limits
@@ -20,7 +21,7 @@ from sluice.store.bisection import Bisection
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT, escape_reason
-from sluice.store.types import Body, NewerTables, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Body, NewerTables, Origin, Outcome, RowsRejected, Unavailable
 from sluice.streams.message import KEPT, NOBODY, sender_of
 from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
@@ -84,6 +85,7 @@ class Store(Bookkeeping[Db]):
     """
 
     TIME_UNIT: int
+    database: Database
 
     def __init__(
         self,
@@ -245,8 +247,6 @@ class Store(Bookkeeping[Db]):
             self.run_sql(db, BURY, letter)
         return len(letters)
 
-    KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
-
     @abstractmethod
     def create_table(self, db: Db, table: Any) -> None:
         """Create a table, or add the columns that it lacks."""
@@ -261,22 +261,6 @@ class Store(Bookkeeping[Db]):
     @abstractmethod
     def insert_bodies(self, db: Db, table: Any, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""
-
-    @abstractmethod
-    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
-        """The rows of a query on the dead letters for which `where` holds, in a read-only transaction.
-
-        question: SQL, with {} where the table stands.
-        Raises: ValueError if `where` is not valid SQL.
-        """
-
-    @abstractmethod
-    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
-        """The columns of a stream's table and its last rows, newest first; none if there is no table.
-
-        A value is a text of at most so many characters, or None. It takes the same time for ever, and keeps no worker
-        waiting. Raises: Unavailable.
-        """
 
     @abstractmethod
     def expire_rows(self, stream: str, before: int) -> bool:

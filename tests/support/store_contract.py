@@ -35,6 +35,7 @@ from sluice.store.questions import (
     count_overdue,
     count_reasons,
     find_last_letters,
+    find_last_rows,
     find_letters,
     forget_cell,
 )
@@ -356,14 +357,14 @@ class StoreTests:
         assert backend.ask(traced) == [(9,)]
 
     def test_the_last_rows_and_letters_of_a_stream_are_shown_newest_first(self, backend: Backend, store: Store) -> None:
-        assert store.last_rows("nothing", 5, 10) == ([], [])
-        assert store.last_rows("votes", 5, 10)[1] == find_last_letters(store, "votes", 5, 10) == []
+        assert find_last_rows(store, "nothing", 5, 10) == ([], [])
+        assert find_last_rows(store, "votes", 5, 10)[1] == find_last_letters(store, "votes", 5, 10) == []
         items = [vote(n) for n in range(1, 8)] + [b"no vote " + b"x" * 100, vote("y" * 100)]
         store.persist(claim("votes", 9), decoded(STREAMS["votes"], items))
         with store.transaction() as db:  # a worker that stores meanwhile is no hindrance
             store.run_sql(db, "DELETE FROM votes WHERE choice = '7'")
             other = open_store(backend.url, STREAMS, make=False)
-            columns, rows = other.last_rows("votes", 3, 12)
+            columns, rows = find_last_rows(other, "votes", 3, 12)
             ((letter, size),) = find_last_letters(other, "votes", 3, 12)
             other.close()
         shown = [dict(zip(columns, row)) for row in rows]
@@ -371,11 +372,11 @@ class StoreTests:
         assert (shown[1]["poll"], shown[1]["voter"], shown[1]["seq"]) == ("p", None, "7")
         assert shown[1]["received_at"].startswith("2026-01-01T"[:12]) and len(shown[1]["received_at"]) == 12
         assert (letter.stream, letter.seq, letter.body, size) == ("votes", 8, b"no vote xxxx", 108)
-        assert store.last_rows("votes", 99, 1)[1][-1][columns.index("choice")] == "1"
+        assert find_last_rows(store, "votes", 99, 1)[1][-1][columns.index("choice")] == "1"
         store.persist(
             claim("gps", 1), decoded(STREAMS["gps"], [b'{"device":"a","lat":1.5,"lon":-2,"time":1700000000}'])
         )
-        columns, (row,) = store.last_rows("gps", 1, 30)
+        columns, (row,) = find_last_rows(store, "gps", 1, 30)
         assert (row[columns.index("lat")], row[columns.index("time")][:19]) == ("1.5", "2023-11-14T22:13:20")
 
     def test_a_replay_of_letters_that_take_long_ends_between_two_of_them(

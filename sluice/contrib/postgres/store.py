@@ -29,7 +29,7 @@ from sluice.contrib.postgres.session import (
     primary_message,
     url_parameters,
 )
-from sluice.contrib.postgres.table import BURIED, BURY, STAMP, Table, letter_row
+from sluice.contrib.postgres.table import BURIED, BURY, Table, letter_row
 from sluice.contrib.postgres.tables import (
     BRIEFLY,
     LOCK,
@@ -62,11 +62,6 @@ WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
 SWEEP = "sweep "  # the horizon of a stream's search begins so
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
 PAGES = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
-LAST_PAGES, LAST_PARTITIONS = 32, 8  # that are looked at for the last rows
-ROWS_OF_PAGE = 4  # at least: what is longer is stored elsewhere (TOAST)
-COLUMNS_OF = """SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
-WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
-UTC = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a thread goes on with it
 DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
 START = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -85,7 +80,6 @@ class Postgres(Store[Session]):
     WITH_ID = "OVERRIDING SYSTEM VALUE"
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
     KEYS_IN_PIECES = True
-    KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
     def __init__(
         self,
@@ -299,56 +293,6 @@ class Postgres(Store[Session]):
         return len(rejects)
 
     @override
-    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
-        with self.transaction(read=True) as db:
-            try:
-                with db.cursor("letters") as cursor:
-                    cursor.itersize = 10  # a dead letter may be large
-                    # the newline ends a comment at the end of the condition; what is in it is no placeholder
-                    table = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS found"
-                    yield from cursor.execute(placeholders(question).format(table), values)
-            except psycopg.Error as error:
-                if is_server_error(error) and not (error.sqlstate or "").startswith(("42", "25006", "0A")):
-                    raise
-                raise ValueError(f"not a condition on dead letters: {primary_message(error)}") from None
-
-    @override
-    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
-        with self.transaction(read=True) as db:
-            found = self.run_sql(db, COLUMNS_OF, (f'"{stream}"',))
-            if not found:
-                return [], []
-            texts = ", ".join(
-                f"left({(UTC if kind == STAMP else '{}::text').format(quoted(name))}, {characters})"
-                for name, kind in found
-            )
-            rows: list[Row] = []
-            for table in self.newest_tables(db, stream):
-                # no index has the order of arrival, but the newest rows are at the end, which these pages are
-                end = only_row(db.execute(PAGES, (table,)))[0]
-                first = max(0, end - LAST_PAGES - limit // ROWS_OF_PAGE)
-                newest = (
-                    f"SELECT {texts} FROM {table} WHERE {db.in_pages(first, end)} "
-                    "ORDER BY received_at DESC, batch DESC, seq DESC LIMIT ?"
-                )
-                rows += self.run_sql(db, newest, (limit - len(rows),))
-                if len(rows) >= limit:
-                    break
-            return [name for name, _ in found], rows
-
-    @staticmethod
-    def newest_tables(db: Session, stream: str) -> list[str]:
-        """A stream's table, or its partitions that have rows, the newest first: at most a few, as SQL."""
-        if not partitions.is_partitioned(db, stream):
-            return [f'"{stream}"']
-        now = only_row(db.execute("SELECT clock_timestamp()"))[0]
-        begun = [part.name for part in partitions.partitions(db, stream) if part.start <= now]
-        rest = [name for name in (partitions.default_partition(db, stream),) if name]
-        return [
-            name for name in (*reversed(begun[-LAST_PARTITIONS:]), *rest) if only_row(db.execute(PAGES, (name,)))[0]
-        ]
-
-    @override
     def fold_batches(self) -> bool:
         self.prune_changes()
         return super().fold_batches()
@@ -463,11 +407,6 @@ class Postgres(Store[Session]):
                     if not left:
                         raise
                     time.sleep(1)  # whoever waits behind this one goes first
-
-
-def quoted(name: str) -> str:
-    """The name of a column as SQL."""
-    return '"{}"'.format(name.replace('"', '""').replace("%", "%%"))
 
 
 @lru_cache(maxsize=256)

@@ -54,9 +54,6 @@ KINDS = {
     **{"bytes": "BLOB NOT NULL", "json": "TEXT NOT NULL", "time": "TEXT NOT NULL"},
 }
 BY_FIRST = "CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches_ranges (stream, epoch, first)"
-# of a value: its first characters, or for a BLOB those of its bytes in hexadecimal
-TEXT = """CASE typeof("{name}") WHEN 'blob' THEN substr(hex(substr("{name}", 1, {most})), 1, {most})
-  ELSE substr("{name}", 1, {most}) END"""
 
 
 class Sqlite(Store[apsw.Connection]):
@@ -69,9 +66,6 @@ class Sqlite(Store[apsw.Connection]):
     SKIP_LOCKED = WITH_ID = ""
     ALONE = "SELECT 1"
     MICROS = "CAST(round(unixepoch({}, 'subsec') * 1000) AS INTEGER) * 1000"
-    KIND = "substr(reason, 1, min({}) - 1)".format(
-        ", ".join(f"instr(reason || {end}, {end})" for end in ("''''", "'\"'", *(f"' {n}'" for n in "-0123456789")))
-    )
 
     def __init__(
         self,
@@ -284,29 +278,6 @@ class Sqlite(Store[apsw.Connection]):
                 raise
             raise RowsRejected(str(error)) from error
         return Outcome(sum(len(body.records) for body in bodies), letters)
-
-    @override
-    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
-        with self.transaction(read=True) as db:
-            db.execute("PRAGMA query_only=1")
-            try:
-                # the newline ends a comment at the end of the condition
-                table = f"(SELECT * FROM dead_letters WHERE ({where}\n))"
-                yield from db.execute(question.format(table), values)
-            except (apsw.SQLError, apsw.BindingsError, apsw.ReadOnlyError, ValueError) as error:
-                raise ValueError(f"not a condition on dead letters: {error}") from None
-            finally:
-                db.execute("PRAGMA query_only=0")
-
-    @override
-    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
-        with self.transaction(read=True) as db:
-            if not self.table_exists(db, stream):
-                return [], []
-            columns = [str(row[1]) for row in self.run_sql(db, f'PRAGMA table_info("{stream}")')]
-            texts = ", ".join(TEXT.format(name=name.replace('"', '""'), most=characters) for name in columns)
-            last = f'SELECT {texts} FROM "{stream}" ORDER BY rowid DESC LIMIT ?'
-            return columns, self.run_sql(db, last, (limit,))
 
     @override
     def fold_batches(self) -> bool:
