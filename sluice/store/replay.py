@@ -78,7 +78,7 @@ def replace_letters(
                 continue
             keys = Keys(store, db, letter.stream, letter.batch)
             origin = Origin(letter.batch, key_names([body]), letter.whole, letter.reason)
-            outcome = store.store_bodies(attempt, letter.stream, origin, not_stored(store, keys, letter, body, limits))
+            outcome = attempt.store_bodies(letter.stream, origin, not_stored(store, keys, letter, body, limits))
             store.add_records(db, letter.batch, outcome.records)
             if outcome.records and are_final(store, letter.stream, outcome):
                 keys.leave_keys()  # another letter of this batch may be a copy of this one

@@ -17,11 +17,11 @@ from sluice.registry import Database
 from sluice.spool.claim import Claim
 from sluice.spool.errors import EARLIER
 from sluice.store import transaction_limits
-from sluice.store.bisection import Bisection
+from sluice.store.bisection import store_or_bury
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT, escape_reason
-from sluice.store.types import Body, NewerTables, Origin, Outcome, RowsRejected, Unavailable
+from sluice.store.types import Body, NewerTables, Origin, Outcome, Unavailable
 from sluice.streams.message import KEPT, NOBODY, sender_of
 from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
@@ -31,29 +31,29 @@ MICROSECOND = 1_000
 
 
 class Attempt:
-    """One transaction that stores rows. db: the connection."""
+    """A transaction that stores rows. db: the connection."""
 
     db: Any
 
-    def store_rows(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """`Store.store_bodies` for a stream whose rows go elsewhere."""
-        raise NotImplementedError
+    def __init__(self, store: Store[Any]) -> None:
+        self.store = store
 
-    def copy_rows(
-        self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
-    ) -> Outcome:
-        """Insert rows into their table, and let them go elsewhere, too. Raises: RowsRejected, with nothing done."""
-        raise NotImplementedError
+    def store_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """Store the records of bodies, and bury rejects and what is rejected."""
+        return store_or_bury(partial(self.insert_bodies, stream, origin), bodies)
+
+    def insert_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""
+        return self.store.insert_bodies(self.db, self.store.checked_table(self.db, stream), origin, bodies)
 
 
 class RowDestinations:
     """Where rows go that are in no table: those of no stream. A contribution has some.
 
-    streams: whose rows go elsewhere. copied: whose rows are in their table, and go elsewhere, too.
+    streams: whose rows are in no table.
     """
 
     streams: Collection[str] = ()
-    copied: Collection[str] = ()
 
     def addresses(self) -> Mapping[str, str]:
         """Stream -> the address of its destination."""
@@ -62,13 +62,9 @@ class RowDestinations:
     @contextlib.contextmanager
     def begin_attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Attempt]:
         """A transaction that stores rows of these streams. Raises: Unavailable."""
-        attempt = Attempt()
+        attempt = Attempt(store)
         with store.transaction() as attempt.db:
             yield attempt
-
-    def is_copy(self, stream: str, origin: Origin) -> bool:
-        """Whether these rows of a stream that is `copied` are in their table: their letter says that no more is due."""
-        return False
 
     def expire_rows(self, stream: str, before: int, dry: bool = False) -> int:
         """Delete rows that arrived before a time (microseconds since 1970); their number. dry: only count them."""
@@ -134,23 +130,10 @@ class Store(Bookkeeping[Db]):
                     keys = Keys(self, db, claim.stream, batch)
                     some = keys.keep_new(rule, some, limits)
                     keys.count_duplicates(claim.epoch)
-                stored = self.store_bodies(attempt, claim.stream, Origin(batch, key_names(some)), some)
+                stored = attempt.store_bodies(claim.stream, Origin(batch, key_names(some)), some)
                 self.add_records(db, batch, stored.records)
                 outcome = stored if outcome.again else outcome.plus(stored)
         return outcome
-
-    def store_bodies(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
-        copied = stream in self.row_destinations.copied
-        if stream in self.row_destinations.streams or (copied and self.row_destinations.is_copy(stream, origin)):
-            return attempt.store_rows(stream, origin, bodies)
-        insert = partial(self.insert_bodies, attempt.db, self.checked_table(attempt.db, stream), origin)
-        if copied:
-            insert = partial(attempt.copy_rows, insert, stream, origin)
-        try:
-            return insert(bodies)
-        except RowsRejected:
-            return Bisection(insert).store_bodies(bodies)
 
     def expire_stream(self, stream: str, before: int) -> bool:
         """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
