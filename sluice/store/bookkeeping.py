@@ -214,20 +214,13 @@ class Bookkeeping(ABC, Generic[Db]):
         or of a clock that was ahead, may stand before older ones. before: microseconds since 1970. Raises: Unavailable.
         """
         start, at = self.swept.pop("", 0), self.stored_time(before)
-        next_ones = (
-            f"SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {transaction_limits.SEARCH_ROWS}"
-        )
-        some = f"({next_ones}) AS few"
+        some = "SELECT id, received_at < ? FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            ((end, rows),) = self.run_sql(db, f"SELECT max(id), count(*) FROM {some}", (start,))
-            found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {transaction_limits.EXPIRE_LETTERS}"
-            old = [id for (id,) in self.run_sql(db, found, (start, at))]
-        if old:
+            found = self.run_sql(db, some, (at, start, transaction_limits.EXPIRE_LETTERS))
+        if old := [id for id, is_old in found if is_old]:
             self.delete_letters(old)
-        if len(old) == transaction_limits.EXPIRE_LETTERS:
-            self.swept[""] = old[-1]
-        elif rows == transaction_limits.SEARCH_ROWS:
-            self.swept[""] = end
+        if len(found) == transaction_limits.EXPIRE_LETTERS:
+            self.swept[""] = found[-1][0]
         return "" in self.swept
 
     def delete_letters(self, letters: list[int]) -> int | None:

@@ -667,7 +667,7 @@ class StoreTests:
         assert store.read_ledger("votes").dead == 3
         before = NOON + 3_000_000
         assert count_overdue(store, "dead_letters", before) == 3
-        assert [store.expire_letters(before) for _ in range(3)] == [True, False, False]
+        assert [store.expire_letters(before) for _ in range(3)] == [True, True, False]
         assert [letter.seq for letter in find_letters(store)] == [4]
         ledger = store.read_ledger("votes")
         assert (ledger.bodies, ledger.dead, ledger.expired, ledger.deleted) == (4, 1, 2, 0)
