@@ -7,6 +7,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from sluice.store import transaction_limits
+from sluice.store.bookkeeping import PASS
+from sluice.store.expiry import RECENT_SECONDS
 from sluice.store.registry import module_of
 from sluice.store.store import Store
 from sluice.store.types import Row, bare_url
@@ -149,3 +151,11 @@ def forget_cell(store: Store[Any], cell: str) -> bool:
     """Delete the figures of a cell; False if there are none."""
     with store.transaction() as db:
         return bool(store.run_sql(db, "DELETE FROM batches_cells WHERE cell = ? RETURNING 1", (cell,)))
+
+
+def kept_seconds(store: Store[Any], stream: str, age: int) -> float:
+    """For how long keys of a stream are kept at the rate of RECENT_SECONDS, if that is less than their age; else 0."""
+    noted = store.read_horizons(PASS)
+    share, rate = noted.get(f"share {stream}", 1_000_000) / 1e6, noted.get(f"rate {stream}", 0)
+    lasts = min(age * share, transaction_limits.MAX_KEYS / rate * RECENT_SECONDS if rate else age)
+    return lasts if lasts < age else 0.0
