@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sluice.parsers import DEAD, Keep
+from sluice.parsers import DEAD, FOREVER, Keep
 from sluice.registry import Database
 from sluice.spool.claim import Claim
 from sluice.spool.errors import EARLIER
@@ -78,27 +78,37 @@ class Store(Bookkeeping[Db]):
     """A database, as the worker and the operator's commands use it. A table is an object that the backend defines.
 
     TIME_UNIT: nanoseconds of the last digit of a time in its tables, but of streams with nanoseconds.
+    TABLE: the class of its tables.
     """
 
     TIME_UNIT: int
+    TABLE: type[Any]
     database: Database
 
     def __init__(
         self,
+        url: str,
         streams: Mapping[str, Stream],
-        table: Callable[[Stream], Any],
-        keep: Keep,
-        row_destinations: RowDestinations,
+        make: bool = True,
+        keep: Keep = FOREVER,
+        row_destinations: RowDestinations | None = None,
+        used: bool = False,
     ) -> None:
-        self.tables = {name: table(stream) for name, stream in streams.items() if name not in row_destinations.streams}
+        """make: create the database and its tables, or add missing columns.
+
+        used: the cell has stored there, so a file that is missing is not made again.
+        keep: INGEST_KEEP. row_destinations: see `open_destinations`; none: all rows are in tables.
+        """
+        self.url, self.make, self.used, self.keep = url, make, used, keep
+        self.row_destinations = row_destinations or RowDestinations()
+        elsewhere = self.row_destinations.streams
+        self.tables = {name: self.TABLE(stream) for name, stream in streams.items() if name not in elsewhere}
         self.rules = {name: stream.rule for name, stream in streams.items()}
         # of the times in its own tables, and of those that are sent elsewhere
-        units = {name: MICROSECOND if name in row_destinations.streams else self.TIME_UNIT for name in streams}
+        units = {name: MICROSECOND if name in elsewhere else self.TIME_UNIT for name in streams}
         self.units = {name: 1 if streams[name].precision == "ns" else unit for name, unit in units.items()}
-        self.keep = keep
         kept = {name: keep.for_stream(name) for name in (*streams, DEAD)}
         self.ages = {KEYS: 0} | {name: age for name, age in kept.items() if age is not None}
-        self.row_destinations = row_destinations
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Db | None = None
         self.swept = {}

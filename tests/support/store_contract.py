@@ -707,7 +707,7 @@ class StoreTests:
         backend.set_layout(7)
         backend.ask("DROP TABLE dead_letters")  # as if the newer layout had none
         with pytest.raises(NewerTables, match="has layout 7, and this version of Sluice knows only 3: update Sluice"):
-            open_store(backend.url, STREAMS, make)
+            open_store(backend.url, STREAMS, make=make)
         with pytest.raises(NewerTables):
             store.persist(*votes("b", first=2))
         backend.set_layout(LAYOUT)

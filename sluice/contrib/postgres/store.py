@@ -45,13 +45,11 @@ from sluice.contrib.postgres.tables import (
     only_row,
     run_sql,
 )
-from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import transaction_limits
 from sluice.store.bookkeeping import PUT_RANGE
-from sluice.store.store import RowDestinations, Store, check_layout
+from sluice.store.store import Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
-from sluice.streams.registry import Stream
 
 # The binary format of COPY: its signature, flags, and the length of an extension; and its trailer
 COPY_BEGIN, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
@@ -70,9 +68,10 @@ VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupEr
 
 
 class Postgres(Store[Session]):
-    """A database of a PostgreSQL server."""
+    """A database of a PostgreSQL server. Its URL is a connection string of libpq."""
 
     TIME_UNIT = 1_000
+    TABLE = Table
     EPOCH_OF = "split_part(claim, ':', 1)"
     NOW = "clock_timestamp()"
     AGE = "greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8"
@@ -81,27 +80,16 @@ class Postgres(Store[Session]):
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
     KEYS_IN_PIECES = True
 
-    def __init__(
-        self,
-        url: str,
-        streams: dict[str, Stream],
-        make: bool,
-        keep: Keep,
-        row_destinations: RowDestinations,
-        used: bool = False,
-    ) -> None:
-        """url: a connection string of libpq. make: create the tables if they are missing."""
-        super().__init__(streams, Table, keep, row_destinations)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.dropping: Future[None] | None = None
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
         self.known = ""  # the id of the database that this process uses
         self.columns: dict[str, Columns] = {}  # of each stream's table when it was checked: see `lock_columns`
         self.compared: set[str] = set()  # streams whose columns are locked by the present transaction
-        self.url = url
-        self.make = make
-        self.ALONE = TRY if make else WAIT
-        parts = url_parameters(url)
+        self.ALONE = TRY if self.make else WAIT
+        parts = url_parameters(self.url)
         self.name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         with self.transaction():
             pass
@@ -381,7 +369,7 @@ class Postgres(Store[Session]):
             self.count_and_drop(stream, partition)
             return True
         if self.dropping is None:
-            other = Postgres(self.url, {}, False, self.keep, RowDestinations())
+            other = Postgres(self.url, {}, make=False, keep=self.keep)
             self.dropping = background(partial(other.count_and_drop, stream, partition))
         try:
             self.dropping.result(DROP_SECONDS)

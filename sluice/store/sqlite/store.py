@@ -19,7 +19,6 @@ import msgspec
 from sluice.base import disk
 from sluice.base.override import override
 from sluice.base.times import iso_instant
-from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import transaction_limits
 from sluice.store.sqlite.file import (
@@ -33,10 +32,9 @@ from sluice.store.sqlite.file import (
     start_log,
 )
 from sluice.store.sqlite.table import Table
-from sluice.store.store import RowDestinations, Store, check_layout
+from sluice.store.store import Store, check_layout
 from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, TABLES
 from sluice.store.types import Body, Full, Origin, Outcome, Row, RowsRejected, Unavailable
-from sluice.streams.registry import Stream
 
 SWEEP_PART = 10  # all rows are searched for old ones ten times in the age to which they are kept
 BUSY_SECONDS = 5.0  # to wait for another writer
@@ -57,9 +55,10 @@ BY_FIRST = "CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches
 
 
 class Sqlite(Store[apsw.Connection]):
-    """A database file."""
+    """A database file: sqlite:///PATH."""
 
     TIME_UNIT = 1_000_000
+    TABLE = Table
     EPOCH_OF = "substr(claim, 1, instr(claim, ':') - 1)"
     NOW = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
@@ -67,23 +66,9 @@ class Sqlite(Store[apsw.Connection]):
     ALONE = "SELECT 1"
     MICROS = "CAST(round(unixepoch({}, 'subsec') * 1000) AS INTEGER) * 1000"
 
-    def __init__(
-        self,
-        url: str,
-        streams: dict[str, Stream],
-        make: bool,
-        keep: Keep,
-        row_destinations: RowDestinations,
-        used: bool = False,
-    ) -> None:
-        """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing.
-
-        used: see `open_store`.
-        """
-        super().__init__(streams, Table, keep, row_destinations)
-        self.path = url.removeprefix("sqlite:///")
-        self.make = make
-        self.used = used
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.path = self.url.removeprefix("sqlite:///")
         self.file: Identity = ()
         self.schema = -1  # PRAGMA schema_version when the tables were checked
         self.room = 0  # bytes that the present transaction may write
