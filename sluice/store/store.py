@@ -223,22 +223,13 @@ class Store(Bookkeeping[Db]):
 
     def bury_rejects(self, db: Db, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
         """Bury the rejects of bodies; their number."""
-        letters = [
-            (
-                self.stored_time(body.received),
-                stream,
-                part,
-                escape_reason(reason).decode(),
-                whole and origin.whole,
-                origin.batch,
-                body.seq,
-            )
-            for body in bodies
-            for part, reason, whole in body.rejects
-        ]
-        for letter in letters:
-            self.run_sql(db, BURY, letter)
-        return len(letters)
+        count = 0
+        for body in bodies:
+            for part, reason, whole in body.rejects:
+                why, at = escape_reason(reason).decode(), self.stored_time(body.received)
+                self.run_sql(db, BURY, (at, stream, part, why, whole and origin.whole, origin.batch, body.seq))
+                count += 1
+        return count
 
     @abstractmethod
     def create_table(self, db: Db, table: Any) -> None:
