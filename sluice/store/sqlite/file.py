@@ -69,6 +69,17 @@ def check_log(path: str) -> None:
             )
 
 
+def make_file(path: str) -> None:
+    """Make an empty file, for this user only, whatever the umask is, and its directory. Raises: Unavailable, OSError.
+
+    One that is there is not opened: to close it would end the locks that this process has on it.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    check_log(path)
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
 def start_log(db: apsw.Connection, path: str) -> None:
     """Turn the write-ahead log on. Raises: Unavailable if the file system cannot have one."""
     mode = db.execute("PRAGMA journal_mode=WAL").get

@@ -23,11 +23,11 @@ from sluice.spool.claim import Claim
 from sluice.store import transaction_limits
 from sluice.store.sqlite.file import (
     Identity,
-    check_log,
     check_place,
     cut_log,
     empty_log,
     identity,
+    make_file,
     require_file,
     start_log,
 )
@@ -79,25 +79,15 @@ class Sqlite(Store[apsw.Connection]):
     def open(self) -> apsw.Connection:
         if self.db is None:
             self.checked.clear()
-            flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
                 if self.file and identity(self.path)[0] != self.file[0]:
                     raise self.replaced_error()
-                folder = os.path.dirname(os.path.abspath(self.path))
-                if self.used:
-                    require_file(self.path)
-                else:
-                    os.makedirs(folder, mode=0o700, exist_ok=True)
-                check_place(folder)
-                check_log(self.path)
-                # for this user only, whatever the umask is. One that is there is not opened: to close it would end the
-                # locks that this process has on it
-                if not self.used:
-                    with contextlib.suppress(FileExistsError):
-                        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                check_place(os.path.dirname(os.path.abspath(self.path)))
+            if self.make and not self.used:
+                make_file(self.path)
             else:
                 require_file(self.path)
-            db = apsw.Connection(self.path, flags)
+            db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)
             try:
                 db.set_busy_handler(busy_handler())
                 db.execute("PRAGMA synchronous=FULL")
