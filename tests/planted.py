@@ -239,7 +239,7 @@ FAULTS = {
     ),
     "keys-replay": Fault(
         "keys' window", "a replayed body leaves its keys to its copy in the same batch", "sluice/store/replay.py",
-        "                keys.leave_keys()", "                pass",
+        "                leave_keys(keys)", "                pass",
         (KEY + "of_two_copies_that_are_dead_in_one_batch_a_replay_stores_one",),
     ),
     "keys-copies": Fault(
