@@ -43,7 +43,7 @@ from sluice.contrib.destinations.destination import (
 )
 from sluice.contrib.destinations.far_rows import bury_rows
 from sluice.store import transaction_limits
-from sluice.store.bisection import split_bodies, store_or_bury
+from sluice.store.bisection import store_or_bury
 from sluice.store.chores import Chore
 from sluice.store.decoding import trace_of
 from sluice.store.store import Attempt, RowDestinations, Store
@@ -377,6 +377,27 @@ def rejected_rows() -> Iterator[None]:
         yield
     except Rejected as error:
         raise RowsRejected(str(error), "the destination") from None
+
+
+def split_bodies(bodies: Sequence[Body], size: int) -> Iterator[list[Body]]:
+    """The bodies in lists of so many records and rejects; a body may be in several."""
+    if sum([len(body.records) + len(body.rejects) for body in bodies]) <= size:
+        yield [*bodies]
+        return
+    piece: list[Body] = []
+    room = size
+    for body in bodies:
+        at, count = 0, len(body)
+        while at < count:
+            part = body if count <= room and not at else body.part(at, at + room)
+            piece.append(part)
+            at += len(part)
+            room -= len(part)
+            if not room:
+                yield piece
+                piece, room = [], size
+    if piece:
+        yield piece
 
 
 @contextlib.contextmanager
