@@ -26,15 +26,15 @@ Identity = tuple["tuple[int, int] | None", ...]  # device and inode of the datab
 
 def identity(path: str) -> Identity:
     """Of the file and of its log: device and inode, or None if there is none."""
-    found: list[tuple[int, int] | None] = []
-    for each in path, f"{path}-wal":
-        try:
-            status = os.stat(each)
-        except FileNotFoundError:
-            found.append(None)
-        else:
-            found.append((status.st_dev, status.st_ino))
-    return tuple(found)
+    return file_id(path), file_id(f"{path}-wal")
+
+
+def file_id(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def require_file(path: str) -> None:
@@ -93,13 +93,10 @@ def cut_log(db: apsw.Connection, path: str) -> None:
     SQLite itself writes over the log from its start, but the file stays as long as it has ever been: after a reader
     that reads for hours, or a large transaction that is rolled back.
     """
-    try:
-        size = os.stat(f"{path}-wal").st_size
-    except FileNotFoundError:
-        return
-    if size > LOG_BYTES:
-        db.set_busy_timeout(0)  # also removes the handler
-        empty_log(db)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(f"{path}-wal").st_size > LOG_BYTES:
+            db.set_busy_timeout(0)  # also removes the handler
+            empty_log(db)
 
 
 def empty_log(db: apsw.Connection) -> None:
