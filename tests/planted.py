@@ -444,8 +444,8 @@ FAULTS = {
     ),
     "folding-final": Fault(
         "folding of batches", "batches are folded while a lower id can still appear", STORE,
-        "if not self.run_sql(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):",
-        "if not self.run_sql(db, self.ALONE)[0][0]:",
+        "if not self.is_alone(db) or not self.is_final(db, last, highest):",
+        "if not self.is_alone(db):",
         (FOLLOW + "a_batch_is_folded_when_no_lower_id_can_appear",),
     ),
     # partitions

@@ -53,8 +53,7 @@ class Bookkeeping(ABC, Generic[Db]):
 
     EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since {}. MICROS: SQL, {} in
     microseconds since 1970. SKIP_LOCKED: the end of a SELECT whose rows are to be deleted, so that it leaves those that
-    another transaction has locked. WITH_ID: in an INSERT that gives an id. ALONE: SQL, whether no other connection
-    folds batches or deletes by age until the end of the transaction.
+    another transaction has locked. WITH_ID: in an INSERT that gives an id.
     """
 
     EPOCH_OF: str
@@ -62,7 +61,6 @@ class Bookkeeping(ABC, Generic[Db]):
     AGE: str
     MICROS: str
     SKIP_LOCKED: str
-    ALONE: str
     KEYS_IN_PIECES = False  # whether the database, beside this process, puts keys while the next ones are made
     units: dict[str, int]  # stream -> nanoseconds of the last digit of its times
     swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
@@ -78,6 +76,13 @@ class Bookkeeping(ABC, Generic[Db]):
     @abstractmethod
     def run_sql(self, db: Db, sql: str, values: Sequence[object] = ()) -> list[Row]:
         """Run a statement; the rows that it returns."""
+
+    def is_alone(self, db: Db) -> bool:
+        """Whether no other connection folds batches or deletes by age until the end of the transaction.
+
+        In SQLite, there is one writer at a time.
+        """
+        return True
 
     @abstractmethod
     def stored_time(self, microseconds: int) -> object:
@@ -227,7 +232,7 @@ class Bookkeeping(ABC, Generic[Db]):
         """Delete dead letters, and count the bodies that have none left; how many there were. None: not now."""
         with self.transaction() as db:
             # two that delete letters of one body at once would each see the other's, and neither would count the body
-            if not self.run_sql(db, self.ALONE)[0][0]:
+            if not self.is_alone(db):
                 return None
             numbers = ", ".join("?" * len(letters))
             present = f"SELECT id FROM dead_letters WHERE id IN ({numbers}) {self.SKIP_LOCKED}"

@@ -178,7 +178,7 @@ class Store(Bookkeeping[Db]):
             return False
         ((last, highest, folded),) = found
         with self.transaction() as db:
-            if not self.run_sql(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):
+            if not self.is_alone(db) or not self.is_final(db, last, highest):
                 return False
             for stream, epoch, low, high, first, end in self.run_sql(db, grouped, (folded, last)):
                 self.merge_ranges(db, stream, epoch, first, end)
@@ -187,9 +187,9 @@ class Store(Bookkeeping[Db]):
         return True
 
     def is_final(self, db: Db, batch: int, highest: int) -> bool:
-        """Whether no transaction can add this or a lower id to `batches`. highest: the last id when this one was read.
+        """Whether no transaction can add this or a lower id to `batches`. In SQLite, there is one writer at a time.
 
-        In SQLite, there is one writer at a time.
+        highest: the last id when this one was read.
         """
         return True
 

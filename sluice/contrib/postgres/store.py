@@ -88,7 +88,6 @@ class Postgres(Store[Session]):
         self.known = ""  # the id of the database that this process uses
         self.columns: dict[str, Columns] = {}  # of each stream's table when it was checked: see `lock_columns`
         self.compared: set[str] = set()  # streams whose columns are locked by the present transaction
-        self.ALONE = TRY if self.make else WAIT
         parts = url_parameters(self.url)
         self.name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         with self.transaction():
@@ -174,6 +173,10 @@ class Postgres(Store[Session]):
     def run_sql(self, db: Session, sql: str, values: Sequence[object] = ()) -> list[Row]:
         cursor = db.execute(placeholders(sql), values)
         return cursor.fetchall() if cursor.description else []
+
+    @override
+    def is_alone(self, db: Session) -> bool:
+        return bool(self.run_sql(db, TRY if self.make else WAIT)[0][0])  # a worker has other work
 
     @override
     def hold_lock(self, db: Session, name: str) -> bool:
@@ -293,7 +296,7 @@ class Postgres(Store[Session]):
             if not self.run_sql(db, old, keep)[0][1]:
                 return
         with self.transaction() as db:
-            if self.run_sql(db, self.ALONE)[0][0]:
+            if self.is_alone(db):
                 ((until, _),) = self.run_sql(db, old, keep)
                 self.put_horizons(db, {"view_changes": until})
                 self.run_sql(db, "DELETE FROM view_changes WHERE id <= ?", (until,))
@@ -329,7 +332,7 @@ class Postgres(Store[Session]):
         # partition
         age = self.keep.for_stream(stream) or 0
         with self.transaction() as db:
-            if not self.run_sql(db, self.ALONE)[0][0]:
+            if not self.is_alone(db):
                 return False
             # old by the server's clock too: what was dropped of its present would be made again, without end
             present = only_row(db.execute("SELECT clock_timestamp()"))[0]
@@ -343,7 +346,7 @@ class Postgres(Store[Session]):
         if overdue:
             return self.drop(stream, overdue[0])
         with self.transaction() as db:
-            if not table or not self.run_sql(db, self.ALONE)[0][0]:
+            if not table or not self.is_alone(db):
                 return False
             pages = only_row(db.execute(PAGES, (table,)))[0]
             if not pages:

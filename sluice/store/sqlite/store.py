@@ -63,7 +63,6 @@ class Sqlite(Store[apsw.Connection]):
     NOW = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
     SKIP_LOCKED = WITH_ID = ""
-    ALONE = "SELECT 1"
     MICROS = "CAST(round(unixepoch({}, 'subsec') * 1000) AS INTEGER) * 1000"
 
     def __init__(self, *given: Any, **named: Any) -> None:
