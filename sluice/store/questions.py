@@ -16,6 +16,8 @@ from sluice.store.types import Row, bare_url
 # A worker deletes the note of what it has published with its next claim, or within ten seconds, and publishes what
 # another one has left after thirty
 LATE_SECONDS = 45
+LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
+REASONS = 100  # of dead letters that are told apart
 
 
 class DeadLetter(NamedTuple):
@@ -83,7 +85,7 @@ def find_letters(
     for id, stream, received, body, reason, whole, batch, seq in found:
         letters.append(DeadLetter(id, stream, received, body, reason, bool(whole), batch, seq))
         size += len(body)
-        if size >= transaction_limits.LETTER_BYTES:
+        if size >= LETTER_BYTES:
             break
     return letters
 
@@ -110,9 +112,9 @@ def count_reasons(store: Store[Any], where: str = "true") -> list[tuple[str, str
     """
     own = own_questions(store)
     grouped = f"SELECT stream, {common_reason(store)}, count(*) FROM {{}} GROUP BY stream, {own.KIND}"
-    found = own.ask_letters(store, where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (transaction_limits.REASONS,))
+    found = own.ask_letters(store, where, grouped + " ORDER BY 3 DESC, 1, 2 LIMIT ?", (REASONS,))
     counts = [(stream, reason, count) for stream, reason, count in found]
-    if len(counts) < transaction_limits.REASONS:
+    if len(counts) < REASONS:
         return counts
     rest: Counter[str] = Counter(dict(own.ask_letters(store, where, "SELECT stream, count(*) FROM {} GROUP BY 1", ())))
     for stream, _, count in counts:

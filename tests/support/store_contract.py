@@ -26,7 +26,6 @@ from sluice.account import shared_settings
 from sluice.base.counters import Histogram
 from sluice.parsers import DEAD, FOREVER
 from sluice.spool.claim import Claim, Window
-from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS
 from sluice.store.decoding import decode_claim
 from sluice.store.expiry import Expiry, KeyExpiry
@@ -997,7 +996,7 @@ class StoreTests:
     ) -> None:
         rejects = [Reject(b"x" * size, "y", True) for size in (9, 1, 5, 5)]
         store.persist(claim("votes", 4), [body_with(seq, NOON, b"", one) for seq, one in enumerate(rejects, 1)])
-        monkeypatch.setattr("sluice.store.transaction_limits.LETTER_BYTES", 10)
+        monkeypatch.setattr("sluice.store.questions.LETTER_BYTES", 10)
         assert [letter.seq for letter in find_letters(store)] == [1, 2]
         assert [letter.seq for letter in find_letters(store, newest=True)] == [4, 3]
 
@@ -1058,7 +1057,7 @@ class StoreTests:
         found = [("votes", reason, n) for reason, n in [("not a time: …", 5), ("bad byte…", 3), ("alone: 'x'", 1)]]
         assert count_reasons(store) == [*found, ("votes", "b", 1), ("votes", "c", 1)]
         assert count_reasons(store, "reason LIKE 'bad%'") == [found[1]]
-        monkeypatch.setattr(transaction_limits, "REASONS", 3)
+        monkeypatch.setattr("sluice.store.questions.REASONS", 3)
         assert count_reasons(store) == [*found, ("votes", "others", 2)]
         seen = replay_letters(
             store, find_letters(store), lambda letter: Decoded((), [Reject(b"x", letter.reason, True)])

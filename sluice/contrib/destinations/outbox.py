@@ -32,6 +32,7 @@ from typing import Any
 
 from sluice.base.override import override
 from sluice.contrib.destinations.destination import (
+    GROUP_RECORDS,
     Carried,
     Destination,
     InMemory,
@@ -42,7 +43,6 @@ from sluice.contrib.destinations.destination import (
     Unwritable,
 )
 from sluice.contrib.destinations.far_rows import bury_rows
-from sluice.store import transaction_limits
 from sluice.store.bisection import store_or_bury
 from sluice.store.chores import Chore
 from sluice.store.decoding import trace_of
@@ -307,7 +307,7 @@ class Storing(Attempt):
         if not self.is_sent_only(stream, origin):
             return super().store_bodies(stream, origin, bodies)
         outcome = Outcome(0, 0)
-        for group in split_bodies(bodies, transaction_limits.GROUP_RECORDS):
+        for group in split_bodies(bodies, GROUP_RECORDS):
             outcome = outcome.plus(store_or_bury(partial(self.send_bodies, stream, origin), group))
         return outcome
 

@@ -46,7 +46,6 @@ from sluice.contrib.postgres.tables import (
     run_sql,
 )
 from sluice.spool.claim import Claim
-from sluice.store import transaction_limits
 from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.store import Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
@@ -57,6 +56,7 @@ PUT_KEYS = "COPY batches_keys (key, stream, at, batch) FROM STDIN (FORMAT BINARY
 CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
 WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
+KEEP_CHANGES = 100_000  # rows of `view_changes` that are kept
 SWEEP = "sweep "  # the horizon of a stream's search begins so
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
 PAGES = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
@@ -291,7 +291,7 @@ class Postgres(Store[Session]):
     def prune_changes(self) -> None:
         """Delete the oldest rows of `view_changes`: a follower that has not read them builds its views anew."""
         old = "SELECT max(id) - ?, max(id) - min(id) >= ? FROM view_changes"
-        keep = transaction_limits.KEEP_CHANGES, transaction_limits.KEEP_CHANGES
+        keep = KEEP_CHANGES, KEEP_CHANGES
         with self.transaction(read=True) as db:
             if not self.run_sql(db, old, keep)[0][1]:
                 return
