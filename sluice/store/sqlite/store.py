@@ -21,16 +21,7 @@ from sluice.base.override import override
 from sluice.base.times import iso_instant
 from sluice.spool.claim import Claim
 from sluice.store import transaction_limits
-from sluice.store.sqlite.file import (
-    Identity,
-    check_place,
-    cut_log,
-    empty_log,
-    identity,
-    make_file,
-    require_file,
-    start_log,
-)
+from sluice.store.sqlite import file
 from sluice.store.sqlite.table import Table
 from sluice.store.store import Store, check_layout
 from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, TABLES
@@ -68,7 +59,7 @@ class Sqlite(Store[apsw.Connection]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.path = self.url.removeprefix("sqlite:///")
-        self.file: Identity = ()
+        self.file: file.Identity = ()
         self.schema = -1  # PRAGMA schema_version when the tables were checked
         self.room = 0  # bytes that the present transaction may write
         self.sweep_at: dict[str, float] = {}  # stream -> when all of its rows are searched again, monotonic
@@ -79,19 +70,19 @@ class Sqlite(Store[apsw.Connection]):
         if self.db is None:
             self.checked.clear()
             if self.make:
-                if self.file and identity(self.path)[0] != self.file[0]:
+                if self.file and file.identity(self.path)[0] != self.file[0]:
                     raise self.replaced_error()
-                check_place(os.path.dirname(os.path.abspath(self.path)))
+                file.check_place(os.path.dirname(os.path.abspath(self.path)))
             if self.make and not self.used:
-                make_file(self.path)
+                file.make_file(self.path)
             else:
-                require_file(self.path)
+                file.require_file(self.path)
             db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)
             try:
                 db.set_busy_handler(busy_handler())
                 db.execute("PRAGMA synchronous=FULL")
                 if self.make:
-                    start_log(db, self.path)
+                    file.start_log(db, self.path)
                     db.execute("BEGIN IMMEDIATE")  # another worker may make the tables at the same time
                     self.make_tables(db)
                     self.note_horizons(db, self.ages)
@@ -106,13 +97,13 @@ class Sqlite(Store[apsw.Connection]):
             except BaseException:
                 db.close()
                 raise
-            self.db, self.file = db, identity(self.path)
+            self.db, self.file = db, file.identity(self.path)
             self.cut_log()
         return self.db
 
     def cut_log(self) -> None:
         if self.make and self.db:
-            cut_log(self.db, self.path)
+            file.cut_log(self.db, self.path)
             self.db.set_busy_handler(busy_handler())
 
     def make_tables(self, db: apsw.Connection) -> None:
@@ -145,9 +136,9 @@ class Sqlite(Store[apsw.Connection]):
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-            if identity(self.path) != self.file:
+            if file.identity(self.path) != self.file:
                 if self.make:  # the former file stays open, as it may be put back; its log must not be another one's
-                    empty_log(db)
+                    file.empty_log(db)
                 else:
                     self.close()
                 raise self.replaced_error()
