@@ -125,9 +125,8 @@ class Bookkeeping(ABC, Generic[Db]):
         with self.transaction(read=True) as db:
             ranges = self.run_sql(db, "SELECT epoch, first, last FROM batches_ranges WHERE stream = ?", (stream,))
             dead = self.count_dead(db, stream, taken)
-            known = {row[1]: Epoch(*row) for row in self.run_sql(
-                db, "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?", (stream,)
-            )}  # fmt: skip
+            epochs = "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?"
+            known = {row[1]: Epoch(*row) for row in self.run_sql(db, epochs, (stream,))}
             again: dict[str, int] = dict(self.run_sql(db, DUPLICATES, (stream,)))
             aged = self.run_sql(db, "SELECT epoch, deleted, expired FROM batches_expired WHERE stream = ?", (stream,))
             persisted = {
@@ -147,9 +146,9 @@ class Bookkeeping(ABC, Generic[Db]):
         }
         earlier = 0
         for epoch in ours - taken.keys():
-            row = known.get(epoch)
-            lost = max(highest.get(epoch, 0), row.last if row else 0) + 1 - ends.get(epoch, row.first if row else 1)
-            earlier += max(0, lost - (row.purged if row and epoch not in ends else 0))
+            row = known.get(epoch, Epoch(stream, epoch, "", first=1, last=0, purged=0))
+            lost = max(highest.get(epoch, 0), row.last) + 1 - ends.get(epoch, row.first)
+            earlier += max(0, lost - (0 if epoch in ends else row.purged))
         return Ledger(
             bodies=sum(bodies[epoch] for epoch in ours),
             dead=sum(dead[epoch] for epoch in ours),
@@ -295,19 +294,19 @@ class Bookkeeping(ABC, Generic[Db]):
         database knows. A machine without a clock of its own gets the time soon after.
         """
         known = dict[str, int](self.run_sql(db, "SELECT stream, until FROM batches_horizons"))
+        new = {name: self.safe_present(db) - age * 1_000_000 for name, age in ages.items() if name not in known}
         if (booted := BOOTED.format(boot_id())) not in known:
             last = max(self.last_batch(db), known.get(KEYS, 0))
             until = last + DAYS_BELIEVED * DAY * 1_000_000 if last else int(time.time() * 1e6)
-            self.put_horizons(db, {booted: until - int(uptime_seconds() * 1e6)})
-        for name in sorted(ages.keys() - known.keys()):
-            self.run_sql(db, PUT_HORIZON, (name, self.safe_present(db) - ages[name] * 1_000_000))
+            new[booted] = until - int(uptime_seconds() * 1e6)
+        self.put_horizons(db, new)
 
     def latest_boot(self) -> int | None:
         """The latest time at which this machine may have been booted (microseconds since 1970); None: unknown."""
         return (boot_id() and self.read_horizon(BOOTED.format(boot_id()))) or None
 
     def put_horizons(self, db: Db, horizons: Mapping[str, int]) -> None:
-        for name, until in horizons.items():
+        for name, until in sorted(horizons.items()):  # of two transactions, one waits for the other
             self.run_sql(db, PUT_HORIZON, (name, until))
 
     def last_batch(self, db: Db) -> int:
