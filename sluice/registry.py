@@ -100,7 +100,7 @@ class Database(Entry):
     `copies` with `backup` and `restore`.
 
     name: for people. store: the class in the module `store`. pattern: of its URLs. form: how one is written.
-    magic: the beginning of a copy.
+    magic: the beginning of a copy. check: "module:function" of a URL, which does not connect. Raises: SettingError.
     """
 
     name: str = ""
@@ -108,6 +108,7 @@ class Database(Entry):
     pattern: str = ""
     form: str = ""
     magic: bytes = b""
+    check: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,6 @@ from sluice.streams.registry import Stream
 SQLITE = Database("sluice.store.sqlite", "", "SQLite", "Sqlite", "sqlite:///.+", "sqlite:///PATH", b"SQLite format 3\0")
 
 
-def databases() -> list[Database]:
-    return list(dict.fromkeys([SQLITE, *registry.declared_entries("databases").values()]))
-
-
 def database_of(url: str) -> Database:
     found: Database = registry.of_url("databases", url) or SQLITE
     return found
@@ -37,9 +33,9 @@ def module_of(database: Database, name: str) -> ModuleType:
 
 def check_store(url: str) -> None:
     """Raises: SettingError if no database can have this address."""
-    database = database_of(url)
-    with contextlib.suppress(Unavailable):  # without the driver; who opens the store says so
-        getattr(module_of(database, "store"), database.store).check(url)
+    if check := database_of(url).check:
+        with contextlib.suppress(ImportError):  # without the driver; who opens the store says so
+            registry.load_target(check)(url)
 
 
 def open_store(url: str, streams: Mapping[str, Stream], **how: Any) -> Store[Any]:

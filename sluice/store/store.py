@@ -113,10 +113,6 @@ class Store(Bookkeeping[Db]):
         self.db: Db | None = None
         self.swept = {}
 
-    @staticmethod
-    def check(url: str) -> None:
-        """Raises: SettingError if no database can have this address. It is not connected to."""
-
     def persist(self, claim: Claim, bodies: Sequence[Body], limits: Limits = DEFAULT_LIMITS) -> Outcome:
         """Store the bodies of a claim, in one transaction: their records as rows, their rejects as dead letters.
 

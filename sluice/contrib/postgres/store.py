@@ -93,11 +93,6 @@ class Postgres(Store[Session]):
         with self.transaction():
             pass
 
-    @staticmethod
-    @override
-    def check(url: str) -> None:
-        url_parameters(url)
-
     def open(self) -> Session:
         if self.db is None:
             self.checked.clear()
