@@ -96,10 +96,11 @@ class Spool(Entry):
 
 @dataclass(frozen=True)
 class Database(Entry):
-    """A database. target: its package, with the modules `store`, and `copies` with `backup` and `restore`.
+    """A database. target: its package, with the modules `store`, `questions` (see `sluice.store.questions`), and
+    `copies` with `backup` and `restore`.
 
     name: for people. store: the class in the module `store`. pattern: of its URLs. form: how one is written.
-    magic: the beginning of a copy.
+    magic: the beginning of a copy. check: "module:function" of a URL, which does not connect. Raises: SettingError.
     """
 
     name: str = ""
@@ -107,6 +108,7 @@ class Database(Entry):
     pattern: str = ""
     form: str = ""
     magic: bytes = b""
+    check: str = ""
 
 
 @dataclass(frozen=True)
