@@ -54,8 +54,8 @@ class Keys:
 
     def without_duplicates(self, rule: Rule, bodies: Sequence[Body], limits: Limits) -> Sequence[Body]:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""
-        keys: list[bytes | None] = [None] * len(bodies)
-        pieces = rule.ordered_keys(bodies, limits, keys, self.store.KEYS_IN_PIECES)
+        keys = list[bytes | None]()
+        pieces = self.store.order_keys(rule, bodies, limits, keys)
         begin = next(pieces, None)
         if begin is None:
             return bodies

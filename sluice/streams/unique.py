@@ -25,7 +25,7 @@ Stored keys outlive a version, so what is hashed, and how, must not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -50,7 +50,6 @@ SPECIAL = frozenset(
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
 KEYED_BYTES = tuple(name.lower().encode() for name in KEYED)
-PIECE_KEYS = 500  # that the database puts while the next ones are made
 STEPS = 10  # of the time in which a content counts: by one of them it may count longer
 FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
 
@@ -77,50 +76,6 @@ class Rule(NamedTuple):
     fields: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
     recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
-
-    def ordered_keys(
-        self, bodies: Sequence[Any], limits: Limits, keys: list[bytes | None], in_pieces: bool
-    ) -> Iterator[Sequence[bytes]]:
-        """The keys of these, each one once and in their order, if possible some at a time, if wanted.
-
-        keys: gets `body_key` of each body; it has room for them, and is complete when the iteration ends.
-        """
-        begins = self.key_beginnings(bodies) if in_pieces and len(bodies) > PIECE_KEYS else ()
-        if not begins:
-            keys[:] = self.body_keys(bodies, limits)
-            found: Any = dict.fromkeys(keys)  # in their order as they came, they are sorted sooner
-            found.pop(None, None)
-            if found:
-                yield sorted(found)
-            return
-        order = sorted(range(len(bodies)), key=begins.__getitem__)
-        start = 0
-        while start < len(order):
-            end = min(start + PIECE_KEYS, len(order))
-            while end < len(order) and begins[order[end]] == begins[order[end - 1]]:
-                end += 1
-            piece: dict[bytes, None] = {}
-            for at in order[start:end]:
-                keys[at] = key = begins[at] + sha256(bodies[at].item).digest()[:CONTENT_BYTES]
-                piece[key] = None
-            yield sorted(piece)
-            start = end
-
-    def key_beginnings(self, bodies: Sequence[Any]) -> Sequence[bytes]:
-        """The seconds with which the key of each begins, if all are plain objects with a time; else ()."""
-        if self.key is not None or not self.content:
-            return ()
-        found = list[bytes]()
-        add = found.append
-        last, seconds = None, b""
-        for body in bodies:
-            records = body.records
-            if len(records) != 1 or body.item[:1] in SPECIAL or (time := records[0].time) is None:
-                return ()
-            if (second := time // SECOND) != last:
-                last, seconds = second, (second & 0xFFFFFFFF).to_bytes(4, "big")
-            add(seconds)
-        return found
 
     def body_keys(self, bodies: Sequence[Any], limits: Limits) -> list[bytes | None]:
         """`body_key` of each of these, which have item, records and rejects."""

@@ -20,7 +20,7 @@ import psycopg
 
 from sluice.base.background import background
 from sluice.base.override import override
-from sluice.contrib.postgres import partitions
+from sluice.contrib.postgres import key_pieces, partitions
 from sluice.contrib.postgres.session import (
     CONFLICTS,
     Session,
@@ -51,7 +51,9 @@ from sluice.store import transaction_limits
 from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.store import RowDestinations, Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
+from sluice.streams.unique import Rule
 
 # The binary format of COPY: its signature, flags, and the length of an extension; and its trailer
 COPY_BEGIN, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
@@ -84,7 +86,6 @@ class Postgres(Store[Session]):
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
     WITH_ID = "OVERRIDING SYSTEM VALUE"
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
-    KEYS_IN_PIECES = True
     KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
     def __init__(
@@ -231,6 +232,15 @@ class Postgres(Store[Session]):
             },
         ).fetchone()  # fmt: skip
         return row[0] if row else None
+
+    @override
+    def order_keys(
+        self, rule: Rule, bodies: Sequence[Body], limits: Limits, keys: list[bytes | None]
+    ) -> Iterator[Sequence[bytes]]:
+        begins = key_pieces.key_beginnings(rule, bodies) if len(bodies) > key_pieces.PIECE_KEYS else ()
+        if not begins:
+            return super().order_keys(rule, bodies, limits, keys)
+        return key_pieces.order_by_time(begins, bodies, keys)
 
     @override
     def put_keys(self, db: Session, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
