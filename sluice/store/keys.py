@@ -45,7 +45,7 @@ class Keys:
         if whole:
             bodies = self.without_duplicates(rule, bodies, limits)
         if whole and rule.recent is not None and bodies:
-            bodies = self.without_recent(rule, bodies)
+            bodies = self.without_recent(rule.recent, bodies)
         return (
             bodies
             if rule.fields is None
@@ -72,14 +72,16 @@ class Keys:
         self.duplicates += len(bodies) - len(new)
         return new
 
-    def without_recent(self, rule: Rule, bodies: Sequence[Body]) -> Sequence[Body]:
+    def without_recent(
+        self, recent_keys: Callable[[bytes, Sequence[Record], int], list[bytes]], bodies: Sequence[Body]
+    ) -> Sequence[Body]:
         """The bodies whose content did not come shortly before.
 
         A body that is stored takes the keys of all steps of the time in which its content counts. One that comes asks
         for the key of its own step, and takes none if it is there: what is repeated for ever is stored once in each
         such time.
         """
-        keys = [rule.recent_keys(body.item, body.records, body.received) for body in bodies]
+        keys = [recent_keys(body.item, body.records, body.received) for body in bodies]
         if not any(keys):
             return bodies
         owners = self.find_owners(sorted({of_body[0] for of_body in keys if of_body}))

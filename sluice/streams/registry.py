@@ -10,7 +10,7 @@ from sluice.settings import BATCH, Settings
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.format import Format
 from sluice.streams.record import Decoded, Limits, Record
-from sluice.streams.unique import Recent, Rule
+from sluice.streams.unique import Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
 
@@ -37,7 +37,7 @@ class Stream(NamedTuple):
     content: bool = False
     unique: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
-    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
+    recent: Callable[[bytes, Sequence[Record], int], list[bytes]] | None = None
     rule: Rule | None = None
     typed: bool = False
     decoder: JsonDecoder | None = None

@@ -50,15 +50,7 @@ SPECIAL = frozenset(
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
 KEYED_BYTES = tuple(name.lower().encode() for name in KEYED)
-STEPS = 10  # of the time in which a content counts: by one of them it may count longer
 FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
-
-
-class Recent(NamedTuple):
-    """A content, and the seconds in which it counts as the same."""
-
-    content: bytes
-    seconds: int
 
 
 class Rule(NamedTuple):
@@ -67,15 +59,16 @@ class Rule(NamedTuple):
     seconds: that a key is kept. content: a body without a key is its own, also if its records have keys: so a change of
     the rule makes nothing new of what is younger than it. fields: of a record: two records with the same values are
     one; (): all fields; None: records have no keys. key: makes the key of a body of its records, b"" for none;
-    then neither its content nor what its sender gave is one. recent: what makes a body one with those that came shortly
-    before it; None: nothing does.
+    then neither its content nor what its sender gave is one. recent: makes, of an item, its records and the time of its
+    arrival (microseconds since 1970), a key of the body for each step of the time in which its content counts, that of
+    its arrival first; none if it does not count. None: no content does.
     """
 
     seconds: int
     content: bool = False
     fields: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
-    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
+    recent: Callable[[bytes, Sequence[Record], int], list[bytes]] | None = None
 
     def body_keys(self, bodies: Sequence[Any], limits: Limits) -> list[bytes | None]:
         """`body_key` of each of these, which have item, records and rejects."""
@@ -125,21 +118,6 @@ class Rule(NamedTuple):
         if message:
             means += message.start + b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
         return content_key(records, sha256(means + body))
-
-    def recent_keys(self, item: bytes, records: Sequence[Record], received: int) -> list[bytes]:
-        """The keys of a body for each step of the time in which its content counts, that of its arrival first; none if
-        it does not count. received: microseconds since 1970.
-        """
-        recent = self.recent(item, records) if self.recent is not None else None
-        if recent is None:
-            return []
-        step = -(-recent.seconds // STEPS)
-        first = received // (1_000_000 * step)
-        means = sha256(sent_by(item) + recent.content).digest()
-        return [
-            (number * step & 0xFFFFFFFF).to_bytes(4, "big") + sha256(means + b"%d" % number).digest()[:CONTENT_BYTES]
-            for number in range(first, first + -(-recent.seconds // step) + 1)
-        ]
 
 
 def content_key(records: Sequence[Record], digest: Any) -> bytes | None:
