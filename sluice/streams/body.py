@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from sluice.streams.encoding import inflate_body
 from sluice.streams.record import Invalid, Limits
 
 BOM = b"\xef\xbb\xbf"
@@ -22,7 +21,6 @@ INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it 
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
 BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
-FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
 NESTED = 8  # objects and arrays that cost one record, in a body of many: an empty one takes 64 bytes of memory and more
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -65,8 +63,7 @@ class Budget:
     fields and brackets that are counted. Without this limit, 8 KB of gzip keep a worker busy for ten seconds. Bytes of
     the body that are written more than once (a dead letter, with the head and whatever stands before it; what several
     rows inherit) cost as many of `room`. Without this limit, 600 bytes of gzip become gigabytes. When either is used
-    up, `left` is not positive: the rest of the body is one reject, a Remainder. `inflate` is the only way to what is
-    compressed inside of a body.
+    up, `left` is not positive: the rest of the body is one reject, a Remainder.
 
     size: bytes of the body, inflated. packed: bytes that may be inflated inside of it. nested: objects and arrays that
     are not counted; unread: bytes that are too few to have more.
@@ -83,12 +80,6 @@ class Budget:
         self.nested = NESTED * limits.records
         self.unread = 2 * self.nested
 
-    def charge_work(self, units: int) -> None:
-        """Pay for work before it is done. Raises: Exhausted if there is not as much left; then nothing is."""
-        self.left -= units
-        if self.left < 0:
-            raise Exhausted
-
     def charge_attempt(self, size: int) -> None:
         """Pay for another attempt at a part of so many bytes. It may be the last one."""
         self.left -= ATTEMPT_COST + size // INVALID_BYTES
@@ -96,19 +87,6 @@ class Budget:
     def charge_failure(self, size: int) -> None:
         """Pay for an invalid part of so many bytes."""
         self.left -= INVALID_COST + size // INVALID_BYTES
-
-    def inflate(self, data: bytes, encoding: str = "", grows: bool = False) -> bytes:
-        """The content of a compressed part. grows: it takes the place of the body. Raises: Invalid."""
-        try:
-            content = inflate_body(data, encoding, self.packed)
-        except Invalid:
-            self.packed -= min(self.packed, self.limits.inflated // FAILED_INFLATIONS)
-            raise
-        self.packed -= len(content)
-        if grows:
-            self.room += GROWTH * len(content)
-        self.count_nested(content)
-        return content
 
     def count_nested(self, text: bytes) -> None:
         """Find out, before a text is split, whether the objects and arrays of its parts have to be paid for."""
@@ -134,22 +112,6 @@ class Budget:
         """Pay for a part of the body that is decoded. before: `left` before that; it is less if there was a record."""
         if self.left == before:
             self.left -= EMPTY_COST
-
-    def charge_rows(self, times: int, size: int) -> None:
-        """Pay for bytes that each row of one line, point or series has, before the rows are made.
-
-        Raises: Invalid if they are more than this may be: a part of a body is stored complete or not at all.
-        """
-        if times * size > self.limits.repeated:
-            raise Invalid(f"becomes more than {self.limits.repeated} bytes of rows")
-        self.charge_bytes(times * size)
-
-
-class Exhausted(Invalid):
-    """A part needs more than is left of the budget."""
-
-    def __init__(self) -> None:
-        super().__init__(Remainder.reason)
 
 
 def check_json(text: bytes) -> None:

@@ -23,7 +23,7 @@ from sluice.base.override import override
 from sluice.http.request import FORM, START
 from sluice.http.routes import pattern, varies
 from sluice.streams import body as bodies
-from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
+from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Form, Remainder
 from sluice.streams.encoding import compressed_beginnings, inflate_body
 from sluice.streams.format import Format
 from sluice.streams.message import KEYED_OBJECT, Message, named_object, parse_message
@@ -401,7 +401,7 @@ def mend_part(part: bytes, budget: Budget) -> bytes:
     budget.charge_attempt(len(part))
     try:
         return json_repairer()(part, budget)
-    except Exhausted:
+    except Invalid:  # it takes more than is left
         return b""
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.json_objects import object_records
 from sluice.contrib.formats.parts import check_texts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
@@ -83,7 +84,7 @@ def value_rows(
     """The rows of values at one time. Raises: Invalid."""
     if not values:
         raise Invalid("no value")
-    budget.charge_rows(len(values), encoded_size(tags, plugin))
+    charge_rows(budget, len(values), encoded_size(tags, plugin))
     made = []
     for field, sent in zip(names, values):
         if sent is not None and type(sent) not in (int, float):

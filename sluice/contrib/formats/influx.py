@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from sluice.contrib.formats import graphite
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
@@ -100,7 +101,7 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
                     raise Invalid(f"{error}{'' if '=' in text else REMEDY}") from None
                 metrics, size = [other], 0
             if len(metrics) > 1:
-                budget.charge_rows(len(metrics), size)
+                charge_rows(budget, len(metrics), size)
         except (UnicodeDecodeError, Invalid) as error:
             yield Reject(replayable(raw), bodies.reject_reason(error))
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.lenient_json import struct_reader, text_values
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
@@ -86,7 +87,7 @@ def flat(sent: dict[str, Any], name: str, budget: Budget) -> list[Record]:
             tags[key] = value
     if not values:
         raise Invalid("no number")
-    budget.charge_rows(len(values), encoded_size(tags, name))
+    charge_rows(budget, len(values), encoded_size(tags, name))
     made: list[Record] = []
     for key, value in values.items():
         stored, kind = typed_value(value)
