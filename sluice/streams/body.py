@@ -14,13 +14,10 @@ import msgspec
 from sluice.streams.record import Invalid, Limits
 
 BOM = b"\xef\xbb\xbf"
-UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, and a character below U+0100
-BLANK = b" \t\n\r\v\f\0"
 INVALID_COST = 12  # records of the budget that an invalid one costs: rejecting it takes longer
 INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it was decoded is not known
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
-BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
 NESTED = 8  # objects and arrays that cost one record, in a body of many: an empty one takes 64 bytes of memory and more
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -28,11 +25,9 @@ STRING = rb'"(?:[^"\\]++|\\.)*+"'
 TEXT = re.compile(STRING, re.DOTALL)
 SCALAR = re.compile(rb"[^,\] \t\r\n]++")
 FLAT = re.compile(rb"\{(?:[^\"{}\[\]]++|" + STRING + rb")*+\}", re.DOTALL)
-BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|" + STRING + rb")*+([{}\[\]])", re.DOTALL)
 GAP = re.compile(rb"[ \t\r\n,]*+")
 LINE = re.compile(rb"[^\n]++")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)$")
-TOGETHER = re.compile(rb"\}[ \t\r]*+\{")
 NOT_JSON = "not JSON: "  # the reasons of what is no JSON begin so
 
 skip = msgspec.json.Decoder(msgspec.Raw).decode
@@ -79,10 +74,6 @@ class Budget:
         self.packed = limits.inflated
         self.nested = NESTED * limits.records
         self.unread = 2 * self.nested
-
-    def charge_attempt(self, size: int) -> None:
-        """Pay for another attempt at a part of so many bytes. It may be the last one."""
-        self.left -= ATTEMPT_COST + size // INVALID_BYTES
 
     def charge_failure(self, size: int) -> None:
         """Pay for an invalid part of so many bytes."""
@@ -191,62 +182,6 @@ def end_of_value(text: memoryview) -> int:
 def split_lines(body: bytes, budget: Budget) -> Iterator[bytes]:
     """The lines of a body that are not empty, as `split_parts`."""
     return split_parts(body, map(re.Match.span, LINE.finditer(body)), budget)
-
-
-def split_rows(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """As `split_lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
-    return split_parts(body, row_places(body, budget), budget) if b"\n}" in body else split_lines(body, budget)
-
-
-def row_places(body: bytes, budget: Budget) -> Iterator[tuple[int, int]]:
-    """Where the rows of a body are: each line, but those from one that begins with { to the next one that is } are one,
-    unless another of them begins with {, or they are longer than a record.
-    """
-    opened, count = -1, 0  # where the lines from such a { begin, and how many they are
-    at = end = 0
-    for match in LINE.finditer(body):
-        (at, end), line = match.span(), match[0].rstrip()
-        opens = line.startswith(b"{")
-        is_last = opened >= 0 and line == b"}"
-        if opened >= 0 and not is_last and not opens and end - opened <= budget.limits.record:
-            count += 1
-            budget.left -= not count % BRACKETS
-            if budget.left <= 0:
-                break
-            continue
-        if is_last:
-            yield opened, end
-            opened = -1
-            continue
-        if opened >= 0:
-            yield from map(re.Match.span, LINE.finditer(body, opened, at))
-        opened = at if opens and not line.endswith(b"}") else -1
-        if opened < 0:
-            yield at, end
-    if opened >= 0:
-        yield from map(re.Match.span, LINE.finditer(body, opened))
-
-
-def adjacent_objects(line: bytes, budget: Budget) -> list[bytes]:
-    """The objects of a line that follow each other, as in Fluent Bit's json_stream. Empty: the line is no such thing.
-
-    A damaged object is a part with all that follows it.
-    """
-    found: list[bytes] = []
-    at = start = depth = count = 0
-    if not TOGETHER.search(line):
-        return found
-    while budget.left > len(found) and (match := BRACKET.match(line, at)):
-        at = match.end()
-        depth += 1 if match[1] in b"{[" else -1
-        count += 1
-        budget.left -= not count % BRACKETS
-        if depth <= 0:
-            found.append(line[start:at].strip())
-            start, depth = at, 0
-    if rest := line[start:].strip():
-        found.append(Remainder(rest) if budget.left <= len(found) else rest)
-    return found if len(found) > 1 and all(part.startswith(b"{") for part in found) else []
 
 
 def split_parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Iterator[bytes]:

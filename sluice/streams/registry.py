@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluice import registry
 from sluice.settings import BATCH, Settings
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.format import Format
 from sluice.streams.record import Decoded, Limits, Record
 from sluice.streams.unique import Rule
 
@@ -41,10 +39,6 @@ class Stream(NamedTuple):
     rule: Rule | None = None
     typed: bool = False
     decoder: JsonDecoder | None = None
-
-
-def formats_of(stream: str) -> list[Format]:
-    return [known for known in registry.declared_formats() if known.stream == stream]
 
 
 def body_limits(config: Settings) -> Limits:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sluice.streams.body import GROWTH, Budget, Remainder
+from sluice.streams.body import ATTEMPT_COST, GROWTH, INVALID_BYTES, Budget, Remainder
 from sluice.streams.encoding import inflate_body
 from sluice.streams.record import Invalid
 
+BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
 FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
 
 
@@ -21,6 +22,11 @@ def charge_work(budget: Budget, units: int) -> None:
     budget.left -= units
     if budget.left < 0:
         raise Exhausted
+
+
+def charge_attempt(budget: Budget, size: int) -> None:
+    """Pay for another attempt at a part of so many bytes. It may be the last one."""
+    budget.left -= ATTEMPT_COST + size // INVALID_BYTES
 
 
 def charge_rows(budget: Budget, times: int, size: int) -> None:

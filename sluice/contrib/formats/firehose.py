@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import msgspec
 
 from sluice.contrib.formats.charges import inflate_part
-from sluice.contrib.formats.parts import array_reader
+from sluice.contrib.formats.parts import array_reader, decode_parts
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Decoder, Result, decode_parts
+from sluice.streams.decoder import Decoder, Result
 from sluice.streams.encoding import compressed_beginnings
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid

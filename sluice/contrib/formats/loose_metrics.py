@@ -11,6 +11,7 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.contrib.formats.charges import charge_rows
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of
 from sluice.contrib.formats.lenient_json import struct_reader, text_values
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
@@ -19,7 +20,7 @@ from sluice.streams.decoder import Result, check_text, load, typed_form
 from sluice.streams.message import Message
 from sluice.streams.metrics import MetricsDecoder, Plain, Value, build_metric, from_text, typed_value
 from sluice.streams.record import Invalid, Metric, Record
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 from sluice.streams.times import TIMES, Time, nanoseconds_of
 
 
@@ -108,7 +109,7 @@ def from_loose(wire: Loose) -> Metric:
     return build_metric(msgspec.structs.replace(wire, tags=tags, labels=None, itemid=None))
 
 
-class LooseMetricsDecoder(MetricsDecoder):
+class LooseMetricsDecoder(MetricsDecoder, FormatDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         return from_loose(read_loose(part, budget))

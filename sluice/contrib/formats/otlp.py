@@ -38,13 +38,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from msgspec.structs import replace
 
 from sluice.contrib.formats import protobuf
-from sluice.contrib.formats.charges import charge_rows
+from sluice.contrib.formats.charges import charge_attempt, charge_rows
 from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient_arguments, rename_fields
-from sluice.contrib.formats.parts import Refused, encoded_size, finite_or_text
+from sluice.contrib.formats.parts import Refused, decode_parts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
+from sluice.streams.decoder import CHUNK_BYTES, Result
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record
 
@@ -251,7 +251,7 @@ class Json:
         try:
             return node.kind(**arguments(descriptor, msgspec.json.decode(data)))
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
-            budget.charge_attempt(LENIENT_BYTES + LENIENT_SHARE * len(data))
+            charge_attempt(budget, LENIENT_BYTES + LENIENT_SHARE * len(data))
         try:
             return node.kind(**lenient_arguments(descriptor, json.loads(data, parse_float=real_or_text)))
         except (TypeError, ValueError, OverflowError) as error:

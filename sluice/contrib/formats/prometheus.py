@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from sluice.contrib.formats.charges import Exhausted, charge_rows, charge_work
+from sluice.contrib.formats.charges import BRACKETS, Exhausted, charge_rows, charge_work
 from sluice.contrib.formats.parts import Refused, check_texts, encoded_size, finite_or_text
 from sluice.contrib.formats.protobuf import Field, load_messages, parse_message, split_fields, uncompress
 from sluice.streams import body as bodies
-from sluice.streams.body import BRACKETS, Budget
+from sluice.streams.body import Budget
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed_value
 from sluice.streams.record import INT64, Invalid, Metric, Reject

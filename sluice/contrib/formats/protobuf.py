@@ -13,9 +13,9 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from sluice.contrib.formats.charges import charge_work, inflate_part
+from sluice.contrib.formats.charges import BRACKETS, charge_work, inflate_part
 from sluice.contrib.formats.remote_write_counts import Uncounted, read_varint
-from sluice.streams.body import BRACKETS, Budget
+from sluice.streams.body import Budget
 from sluice.streams.record import Invalid
 
 # cd sluice/contrib/formats && protoc -I. -o messages.binpb loki.proto prometheus.proto

@@ -8,10 +8,10 @@ import msgspec
 
 from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.lenient_json import struct_reader, text_or_json, text_values
-from sluice.contrib.formats.parts import array_reader, encoded_size
+from sluice.contrib.formats.parts import array_reader, decode_parts, encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import NUL, Result, check_text, decode_parts
+from sluice.streams.decoder import NUL, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed_value
 from sluice.streams.record import Invalid, Metric
