@@ -20,7 +20,7 @@ import msgspec
 
 from sluice import registry
 from sluice.base.override import override
-from sluice.http.request import FORM, START
+from sluice.http.request import START
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget, Empty, Form, Remainder
 from sluice.streams.encoding import compressed_beginnings, inflate_body
@@ -260,18 +260,6 @@ def fields_of(wire: type, type_info: type) -> list[str]:
     known = [(field.encode_name, msgspec.inspect.type_info(field.type)) for field in msgspec.structs.fields(wire)]
     parts = [(name, {part.__class__ for part in getattr(kind, "types", (kind,))}) for name, kind in known]
     return [name for name, kinds in parts if type_info in kinds and msgspec.inspect.StrType not in kinds]
-
-
-def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> Form | None:
-    """The fields of a form that its sender has not encoded, so that it has spaces; None if it has none of these fields.
-
-    The Content-Type alone does not say so: curl sends it with any body. Raises: Invalid.
-    """
-    declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
-    if not declared or b"=" not in body or b"\n" in body:
-        return None
-    fields = bodies.decode_form(body, budget.limits)
-    return fields if any(name in fields for name in names) else None
 
 
 def decode_parts(

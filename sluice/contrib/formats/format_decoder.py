@@ -15,9 +15,10 @@ from sluice import registry
 from sluice.base.override import override
 from sluice.contrib.formats.json_repair import repair_json
 from sluice.contrib.formats.json_rows import walk_json, walk_rows
+from sluice.http.request import FORM
 from sluice.http.routes import pattern, varies
 from sluice.streams import body as bodies
-from sluice.streams.body import NOT_JSON, Budget, Empty
+from sluice.streams.body import NOT_JSON, Budget, Empty, Form
 from sluice.streams.decoder import NUL, JsonDecoder, Result, check_text, load
 from sluice.streams.format import Format
 from sluice.streams.message import Message
@@ -140,3 +141,15 @@ class FormatDecoder(JsonDecoder):
             if record is not None:
                 return record
         return super().decode_form(fields, message, budget)
+
+
+def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> Form | None:
+    """The fields of a form that its sender has not encoded, so that it has spaces; None if it has none of these fields.
+
+    The Content-Type alone does not say so: curl sends it with any body. Raises: Invalid.
+    """
+    declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
+    if not declared or b"=" not in body or b"\n" in body:
+        return None
+    fields = bodies.decode_form(body, budget.limits)
+    return fields if any(name in fields for name in names) else None

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from sluice.base.override import override
-from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of, typed_form
 from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
@@ -342,8 +342,6 @@ def build_loose(part: bytes) -> Log:
 
 
 class ShippedLogsDecoder(LogsDecoder, FormatDecoder):
-    messages = MESSAGES
-
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Log:
         if not isinstance(error, msgspec.ValidationError):
@@ -356,6 +354,8 @@ class ShippedLogsDecoder(LogsDecoder, FormatDecoder):
             event = body.removeprefix(b"data:").strip()
             if bodies.is_json(event):
                 return self.decode_json(event, message, budget)
+        if form := typed_form(body, message, budget, MESSAGES):
+            return (self.decode_form(form, message, budget),)
         return super().decode_text(body, message, budget)
 
     @override

@@ -11,12 +11,12 @@ import msgspec
 
 from sluice.base.override import override
 from sluice.contrib.formats.charges import charge_rows
-from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of, typed_form
 from sluice.contrib.formats.lenient_json import struct_reader, text_values
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Form
-from sluice.streams.decoder import Result, check_text, load, typed_form
+from sluice.streams.decoder import Result, check_text, load
 from sluice.streams.message import Message
 from sluice.streams.metrics import MetricsDecoder, Plain, Value, build_metric, from_text, typed_value
 from sluice.streams.record import Invalid, Metric, Record
