@@ -42,6 +42,10 @@ SEPARATE_REJECTS = 100  # of one body; further invalid records are buried togeth
 MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead letter
 
 
+class Plain(list[Record]):
+    """The records of a body of which all are plain and valid: no result has to be looked at."""
+
+
 @cache
 def body_openers() -> list[tuple[str, str, str]]:
     """Header field, beginning of its value in lower case, and what opens a body with such a field."""
@@ -176,7 +180,7 @@ class JsonDecoder(Decoder):
             return []
         try:
             wires = read(body)
-            return [self.build(wire) for wire in wires] if len(wires) <= budget.left else []
+            return Plain(map(self.build, wires)) if len(wires) <= budget.left else []
         except Exception:  # decoding them one by one finds the invalid ones
             return []
 
@@ -294,6 +298,8 @@ def collect_results(results: Iterable[Result], message: Message | None, budget: 
     records: list[Record] = []
     rejects = Rejects(message, budget)
     without_rows: dict[str, int] = {}
+    if results.__class__ is Plain:
+        return Decoded(results, (), without_rows, budget.used_bytes())
     result: Any
     for result in results:
         kind = result.__class__
