@@ -38,12 +38,8 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     for extend in registry.load_hooks("built_in"):
         built_in = extend(built_in, config)
     streams = built_in | own
-    if not all(isinstance(stream, Stream) for stream in own.values()):
-        problem = "STREAMS has a value that is no sluice.Stream"
-    else:
-        problems = (stream_problem(name, stream) for name, stream in own.items())
-        problem = next(filter(None, problems), "") or case_conflict(streams)
-    if problem:
+    problems = (stream_problem(name, stream) for name, stream in own.items())
+    if problem := next(filter(None, problems), "") or case_conflict(streams):
         raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
     for setting, named, known in (
         ("INGEST_KEEP", config.keep.streams, [*streams, DEAD]),
