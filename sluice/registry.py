@@ -168,7 +168,6 @@ class Contribution:
         "NAME: VALUE": of those in which its value begins so. The gateway keeps the heads of such bodies.
     codings: what stands in Content-Encoding, beside gzip and deflate.
     keys: the names of header fields that may have the key of a request, after those of the core.
-    repair: "module:function" of a text that is no JSON, and of the budget; it returns JSON, or b"". Raises: Exhausted.
     own_decoder: "module:class" of the decoder of JSON for a user's streams.
     built_in: "module:function" of the built-in streams and the settings; it returns them, some with other decoders.
     extra: "module:function" of a stream that is declared with `extra=True`; it returns the one that has the column.
@@ -210,7 +209,6 @@ class Contribution:
     openers: Mapping[str, str] = field(default_factory=dict)
     codings: Mapping[str, Coding] = field(default_factory=dict)
     keys: Sequence[str] = ()
-    repair: str = ""
     own_decoder: str = ""
     built_in: str = ""
     extra: str = ""
