@@ -31,9 +31,9 @@ from sluice import registry, settings
 from sluice.account import SHARED, Publisher, shared_settings
 from sluice.base import counters, daemon
 from sluice.parsers import DEAD, FOREVER, Keep
-from sluice.spool import open_outlet, open_snapshots
+from sluice.spool import open_spool
 from sluice.spool.claim import Claim
-from sluice.spool.contract import AT_ONCE, RENEW_SECONDS, UNHURRIED_SECONDS
+from sluice.spool.contract import AT_ONCE, RENEW_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet, Request
 from sluice.store import transaction_limits
@@ -471,12 +471,12 @@ def main(arguments: list[str]) -> int:
         check_store(config.store)
         require_file(config)
         row_destinations = open_destinations(config, streams)
-    snapshots = open_snapshots(config.spool, config.figures, UNHURRIED_SECONDS)
+    snapshots = open_spool("snapshot:Snapshots", config.spool, config.figures)
     known = partial(shared_settings, streams, config.keep, row_destinations)
     publisher = Publisher(
         snapshots, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
     )
-    outlet = open_outlet(config.spool, config.figures, config.replicas)
+    outlet = open_spool("outlet:Outlet", config.spool, config.figures, replicas=config.replicas)
     worker = Worker(
         outlet, config.store, streams, body_limits(config), publisher, config.keep, row_destinations, has_stored(config)
     )

@@ -76,9 +76,10 @@ class Coding(Entry):
 
 @dataclass(frozen=True)
 class Spool(Entry):
-    """What may stand in the list's place: a package with the modules `inlet`, `outlet` and `inspector`.
+    """What may stand in the list's place: a package with the modules `inlet`, `outlet`, `snapshot` and `inspector`.
 
-    In each is the class of that name.
+    They have the classes Inlet, Outlet, Snapshots and Inspector, made with the URL, the address of the Redis of the
+    figures, and what `sluice.spool.open_spool` is given.
     pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
     connect: "module:function" of a class of connections and of the address; the class of those to the Redis that the
         address names.
