@@ -91,10 +91,10 @@ class StreamState:
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
 
-    def held_claims(self) -> list[Claim]:
-        """The claims whose leases are to be kept: the one in progress, and the next one. For another thread."""
+    def held_claims(self, wait: bool = False) -> list[Claim]:
+        """The claim in progress, and the next one, once its reply has come. wait: for that."""
         prefetched = self.prefetched
-        return [claim for claim in (self.claim, prefetched.arrived_claim() if prefetched else None) if claim]
+        return [claim for claim in (self.claim, prefetched(wait) if prefetched else None) if claim]
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -411,9 +411,8 @@ class Worker:
         self.released = True
         with contextlib.suppress(*SPOOL_ERRORS):
             for state in self.states:
-                for claim in state.claim, state.prefetched() if state.prefetched else None:
-                    if claim:
-                        self.outlet.renew(claim, 0)
+                for claim in state.held_claims(wait=True):
+                    self.outlet.renew(claim, 0)
             self.outlet.report_state()
         self.outlet.close()
 
