@@ -79,7 +79,6 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts = counts
         self.senders = [make(counts) for make in registry.load_hooks("senders")]
         self.samplers = [make(counts, stream) for make in registry.load_hooks("samplers")]
         self.claim: Claim | None = None
@@ -186,7 +185,7 @@ class Worker:
         for state in self.states:
             if state.prefetched and not state.claim:
                 with contextlib.suppress(*SPOOL_ERRORS):
-                    self.step(state)
+                    self.try_step(state)
         self.release()
         if self.store:
             with contextlib.suppress(Unavailable):
@@ -250,40 +249,55 @@ class Worker:
         self.wake.release()
 
     def try_step(self, state: StreamState) -> bool:
-        """`step`, but an error of this stream delays only this stream. Raises: one of SPOOL_ERRORS, NewerLayout."""
+        """`step`, but an error of this stream delays only this stream: its claim is kept for a later attempt, or given
+        up if it is lost. Raises: one of SPOOL_ERRORS, NewerLayout.
+        """
         try:
             return self.step(state)
         except NewerLayout:
             raise
+        except Lost as error:
+            log.warning("%s", error)
+            state.claim, state.backoff, state.error = None, 0.0, ""
+            return True
+        except Unavailable as error:
+            why = state.error = f"{error.what} is unavailable: {error}"
+            if isinstance(error, Full) and state.claim and state.backoff and error.room >= ROOM_BYTES:
+                state.unfit = state.claim.epoch, state.claim.first
         except Exception as error:
             # a key of this stream is not as it should be: its script failed, and Redis works
             scripted = isinstance(error, ResponseError) and "script" in str(error)
             if isinstance(error, SPOOL_ERRORS) and not scripted:
                 raise
-            state.errors.n += 1
-            self.log_change(state.stream.name, f"an error, tried again: {error if scripted else trace_of(error)}")
-            state.postpone()
-            return False
+            why = f"an error, tried again: {error if scripted else trace_of(error)}"
+            if state.claim:
+                state.error = f"unexpected error: {type(error).__name__}"
+        state.errors.n += 1
+        self.log_change(state.stream.name, why)
+        state.postpone()
+        return False
 
     def step(self, state: StreamState) -> bool:
-        """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once."""
+        """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once.
+
+        Raises: Lost, Unavailable, one of SPOOL_ERRORS; nothing is settled then.
+        """
         state.slow, state.began = False, time.monotonic()
-        if time.monotonic() < state.retry_at:
+        if state.began < state.retry_at:
             return False
+        if state.claim is None:
+            request = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
+            state.prefetched = None
+            state.claim = request()
         claim = state.claim
         if claim is None:
-            read_reply = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
-            state.prefetched = None
-            claim = state.claim = read_reply()
-            if claim is None:
-                return False
+            return False
         cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
-        stored = self.persist(state, claim)
-        took = time.monotonic() - began
-        state.slow = took >= SLOW_SECONDS
-        if stored is None:
-            return state.claim is None
-        outcome, group, decoding_cpu = stored
+        try:
+            outcome, group, decoding_cpu = self.persist(state, claim)
+        finally:
+            took = time.monotonic() - began
+            state.slow = took >= SLOW_SECONDS
         end = group.end
         state.persisted.add(took)
         self.log_change(state.stream.name, None)
@@ -299,71 +313,40 @@ class Worker:
 
     def sample(self, state: StreamState, stored: list[Body], seconds: float) -> None:
         """Let contributions look at bodies that are settled: one that ends the worker here is not claimed again."""
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        try:
+        with limit_cpu():
             for sampler in state.samplers:
                 sampler.look(stored, self.limits, seconds)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, Group, float] | None:
-        """Store a claim, or its first bodies: these, and the seconds of CPU of their decoding.
-
-        None if it was not stored: it is kept for a later attempt, or given up if it is lost.
-        Raises: one of SPOOL_ERRORS.
-        """
-        try:
-            if self.store is None:
-                self.store = self.connect()
-            items = self.outlet.read_items(claim)
-            if claim.deliveries > 1:
-                items = unstored(self.store, claim, items)
-            # the spool executes the next claim while these bodies are stored; before, they would have waited for it
-            self.prefetch(state, claim)
-            if alone := claim.deliveries >= ALONE or bool(state.backoff):
-                with self.store.transaction(read=True):  # while the database is away, nothing is decoded
-                    pass
-            with self.attempt(state, claim) if claim.deliveries >= ALONE else contextlib.nullcontext() as reason:
-                signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-                # the disk may have room for what one body becomes
-                if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
-                    reason = UNFIT
+    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, Group, float]:
+        """Store a claim, or its first bodies: these, and the seconds of CPU of their decoding."""
+        store = self.store = self.store or self.connect()
+        items = self.outlet.read_items(claim)
+        if claim.deliveries > 1:
+            items = unstored(store, claim, items)
+        # the spool executes the next claim while these bodies are stored; before, they would have waited for it
+        self.prefetch(state, claim)
+        if alone := claim.deliveries >= ALONE or bool(state.backoff):
+            with store.transaction(read=True):  # while the database is away, nothing is decoded
+                pass
+        with self.attempt(state, claim) if claim.deliveries >= ALONE else contextlib.nullcontext() as reason:
+            # the disk may have room for what one body becomes
+            if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
+                reason = UNFIT
+            with limit_cpu():
                 cpu = time.thread_time()
-                seconds = 0.0 if alone else transaction_limits.TURN_SECONDS
-                group = (
-                    first_reject(claim, items[0], reason)
-                    if reason
-                    else decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
-                )
+                if reason:
+                    group = first_reject(claim, items[0], reason)
+                else:
+                    seconds = 0.0 if alone else transaction_limits.TURN_SECONDS
+                    group = decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
                 cpu = time.thread_time() - cpu
-                outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
-            if not outcome.again and (names := key_names(group.bodies)):
-                for count in state.senders:
-                    count.stored(claim.stream, names.values())
-            for kind, n in group.without_rows.items():
-                state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
-            return outcome, group, cpu
-        except NewerTables:
-            raise
-        except Unavailable as error:
-            state.errors.n += 1
-            state.error = f"{error.what} is unavailable: {error}"
-            self.log_change(state.stream.name, state.error)
-            if isinstance(error, Full) and state.backoff and error.room >= ROOM_BYTES:
-                state.unfit = claim.epoch, claim.first
-        except Lost as error:
-            log.warning("%s", error)
-            state.claim, state.backoff, state.error = None, 0.0, ""
-            return None
-        except SPOOL_ERRORS:
-            raise
-        except Exception as error:
-            state.error = f"unexpected error: {type(error).__name__}"
-            log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace_of(error))
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        state.postpone()
-        return None
+                outcome = store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
+        if not outcome.again and (names := key_names(group.bodies)):
+            for count in state.senders:
+                count.stored(claim.stream, names.values())
+        for kind, n in group.without_rows.items():
+            self.outlet.counts.counter(f"without_rows {claim.stream} {kind}").n += n
+        return outcome, group, cpu
 
     @contextlib.contextmanager
     def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:
@@ -421,6 +404,16 @@ class Worker:
         if why != self.logged.get(subject):
             self.logged[subject] = why
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
+
+
+@contextlib.contextmanager
+def limit_cpu() -> Iterator[None]:
+    """End this process once it has taken CPU_SECONDS meanwhile."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def first_reject(claim: Claim, item: bytes, reason: str) -> Group:

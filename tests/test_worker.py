@@ -816,7 +816,7 @@ def test_a_stored_claim_is_counted_and_ends_the_waits_and_the_next_one_is_twice_
     sizes = []
     while answers:
         state.retry_at = 0.0
-        ours.step(state)
+        ours.try_step(state)
         sizes.append(state.max_bodies)
     assert sizes == [200, 400, 400, program.FIRST_BODIES, program.FIRST_BODIES]  # after a failure, a body alone
     assert state.backoff == program.BACKOFF_SECONDS[0]
@@ -882,6 +882,7 @@ def test_no_error_ends_the_loop_or_the_renewal_of_leases(
 
 def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, caplog: pytest.LogCaptureFixture) -> None:
     stored: list[str] = []
+    failures = iter([True, True, True, False])
 
     class Store:
         db = None
@@ -891,7 +892,7 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
             return contextlib.nullcontext()
 
         def persist(self, claim: Claim, bodies: list[Body], limits: Limits) -> Outcome:
-            if claim.stream == "votes" and len(caplog.records) < 3:
+            if claim.stream == "votes" and next(failures):
                 raise ZeroDivisionError
             stored.append(claim.stream)
             return Outcome(claim.count, 0)
@@ -906,7 +907,8 @@ def test_an_unexpected_error_delays_only_its_stream(tmp: Path, redis: Server, ca
     ours.stop()
     thread.join()
     assert stored == ["gps", "votes"]
-    assert "ZeroDivisionError" in caplog.text
+    said = [record for record in caplog.records if "ZeroDivisionError" in record.getMessage()]
+    assert len(said) == 1  # however often it is tried
 
 
 def test_the_worker_recovers_when_redis_is_killed_and_started_again(tmp: Path) -> None:
