@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,17 +30,16 @@ from redis.exceptions import ResponseError
 from sluice import registry, settings
 from sluice.account import SHARED, Publisher, shared_settings
 from sluice.base import counters, daemon
-from sluice.parsers import DEAD, FOREVER, Keep
+from sluice.parsers import FOREVER, Keep
 from sluice.spool import open_spool
 from sluice.spool.claim import Claim
 from sluice.spool.contract import AT_ONCE, RENEW_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet, Request
 from sluice.store import transaction_limits
-from sluice.store.chores import Chore
+from sluice.store.chores import Chores, worker_chores
 from sluice.store.database_identity import has_stored, require_file
 from sluice.store.decoding import SAMPLE, Group, decode_claim, trace_of
-from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import check_store, open_destinations, open_store
 from sluice.store.store import RowDestinations, Store, key_names
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
@@ -64,10 +63,6 @@ UNFIT = "it becomes more than the disk has room for"
 ROOM_BYTES = 8 << 20  # with less room for one transaction, nothing is buried for that: it is the disk that is full
 ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
-LEFT_SECONDS = 86400  # that keys are kept if no stream has any now
-BURST_SECONDS = 1.0  # for a chore at the end of a burst
-CHORES_SHARE = 10  # chores take at most 1/10 of the time
-FOLD_SECONDS = 10.0  # between two looks for old batches
 
 
 class StreamState:
@@ -131,8 +126,7 @@ class Worker:
         self.store: Store[Any] | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
         self.connect = partial(open_store, url, streams, keep=keep, row_destinations=row_destinations, used=used)
-        self.chores = list(worker_chores(streams, keep, row_destinations))
-        self.chores_at = 0.0  # monotonic
+        self.chores = Chores(worker_chores(streams, keep, row_destinations), self.log_change)
         self.buried = 0
         self.stopping = self.released = False
         # A lock used as an event: unlike Event.set(), release() is safe in a signal handler. Held until `stop`.
@@ -177,9 +171,9 @@ class Worker:
                 backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
             if done:
-                self.do_each_chore()
+                self.chores.do_each(self.store, lambda: self.stopping)
                 break
-            self.do_chores()
+            self.chores.do_next(self.store)
             if not busy:
                 self.wake.acquire(timeout=IDLE_SECONDS)
         for state in self.states:
@@ -205,43 +199,6 @@ class Worker:
             raise
         except Unavailable:  # logged when there is something to store
             pass
-
-    def do_chores(self) -> None:
-        """Do one step of the chore that is due first, if it is time."""
-        chore = min(self.chores, key=lambda chore: chore.due)
-        if time.monotonic() >= max(self.chores_at, chore.due):
-            self.do_chore(chore)
-
-    def do_each_chore(self) -> None:
-        """Do each chore, for BURST_SECONDS at most: no other worker may ever do it."""
-        for chore in self.chores:
-            end = time.monotonic() + BURST_SECONDS
-            while self.do_chore(chore) and time.monotonic() < end and not self.stopping:
-                pass
-
-    def do_chore(self, chore: Chore) -> bool:
-        """Do one step of a chore, if the store was available at last; whether there may be more."""
-        began = time.monotonic()
-        if self.store is None or self.store.db is None:
-            return False
-        try:
-            more = chore.step(self.store)
-        except NewerTables:
-            raise
-        except Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
-            self.log_change(chore.name, f"not done: {error}")
-            now = time.monotonic()
-            chore.due = now + max(chore.pause, CHORES_SHARE * (now - began))
-            return False
-        except Exception as error:  # one chore must not end the worker, which stores beside it
-            log.error("%s: unexpected error; will retry\n%s", chore.name, trace_of(error))
-            chore.due = time.monotonic() + chore.pause
-            return False
-        self.log_change(chore.name, None)
-        now = time.monotonic()
-        chore.due = now + (0 if more else chore.pause)
-        self.chores_at = now + CHORES_SHARE * (now - began)
-        return more
 
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""
@@ -431,23 +388,6 @@ def unstored(store: Store[Any], claim: Claim, items: Sequence[bytes]) -> list[by
         for at in range(max(0, first - claim.first), min(last + 1 - claim.first, len(rest))):
             rest[at] = b""
     return rest
-
-
-def worker_chores(
-    streams: Mapping[str, Stream], keep: Keep, row_destinations: RowDestinations | None
-) -> Iterator[Chore]:
-    """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
-    yield Chore("folding of batches", lambda store: store.fold_batches(), FOLD_SECONDS)
-    for more in registry.load_hooks("chores"):
-        yield from more(row_destinations)
-    # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
-    keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
-    yield Chore("deleting old keys", keys.step, keys.pause_seconds())
-    for name in (*streams, DEAD):
-        age = keep.for_stream(name)
-        if age is not None:
-            expiry = Expiry(name, age)
-            yield Chore(f"deleting old rows of {name}", expiry.step, expiry.pause_seconds())
 
 
 def main(arguments: list[str]) -> int:

@@ -157,7 +157,7 @@ class Contribution:
     network: "module:function" of the settings: whether workers speak with other machines.
     places: "module:function" of the settings; (setting, file) for each file whose folder bin/up makes.
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
-    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
+    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.store.chores.Chore`s.
     rejections: "module:class" of the settings. Its `tell(reply, path, environ)` is called for each request that a
         gateway rejects, `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
