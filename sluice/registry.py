@@ -76,9 +76,10 @@ class Coding(Entry):
 
 @dataclass(frozen=True)
 class Spool(Entry):
-    """What may stand in the list's place: a package with the modules `inlet`, `outlet` and `inspector`.
+    """What may stand in the list's place: a package with the modules `inlet`, `outlet`, `snapshot` and `inspector`.
 
-    In each is the class of that name.
+    They have the classes Inlet, Outlet, Snapshots and Inspector, made with the URL, the address of the Redis of the
+    figures, and what `sluice.spool.open_spool` is given.
     pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
     connect: "module:function" of a class of connections and of the address; the class of those to the Redis that the
         address names.
@@ -158,7 +159,7 @@ class Contribution:
     network: "module:function" of the settings: whether workers speak with other machines.
     places: "module:function" of the settings; (setting, file) for each file whose folder bin/up makes.
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
-    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
+    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.store.chores.Chore`s.
     rejections: "module:class" of the settings. Its `tell(reply, path, environ)` is called for each request that a
         gateway rejects, `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
