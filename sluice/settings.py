@@ -1,9 +1,7 @@
 """The settings of the core, a line each in the class Settings, and of contributions; read once, at the start.
 
-A value is that of the environment, or else of the file `settings` in INGEST_HOME, which is the user's, or else the
-default. A start (`load(file=True)`) gives its programs what it has read as their environment (`load()`), so an edit of
-the file counts from the next start for all of them. It also writes it to `etc/settings`, for the verbs
-(`load(last=True)`), which must know the database and the list of the cell that runs.
+A value is that of the environment, or else the default. What else a start and a verb read, is in
+sluice/home_settings.py.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import functools
 import hashlib
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,14 +34,12 @@ from sluice.parsers import (
 from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
-FILE = "settings"  # below INGEST_HOME: what its user sets, as lines NAME=value
 STARTED = "etc/settings"  # below INGEST_HOME: as they were at the last start
 STORE = "etc/store"  # below INGEST_HOME: which database has what is stored
 SCRATCH_SOCKET = "run/views.sock"  # of the second Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full (nginx/sluice.conf)
 MAX_ITEM = 500 << 20  # bytes of a body: an item of a list may have 512 MiB, with its head
 BATCH = 8  # times INGEST_MAX_BODY: what a batch may have, and what any compressed body may inflate to
-SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 SHOWN_CHARACTERS = 200  # of an invalid value
 
 
@@ -174,97 +169,44 @@ def variables() -> list[str]:
     return [variable(name) for name in settings_table()]
 
 
-def load_settings(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: bool = False) -> Settings:
+def load_settings(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> Settings:
     """An empty variable counts as not set. Raises: SettingError for the first invalid value.
 
-    file: what is not set is as the home's file has it, as at a start. last: it is as the last start had it; before the
-    first start, as the file has it. For what an operator runs, whose shell has the settings of no cell.
+    last: what is not set is as the last start had it, for what an operator runs, whose shell has the settings of no
+    cell.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"home": home_of(environ)}
     given: dict[str, str] = {}
-    started: dict[str, str] = {}
-    kept: dict[str, str] = {}  # what the home says of what is not set
-    where = ""
-    for name, row in sorted(settings_table().items(), key=lambda item: item[0] != "home"):  # the others may be in it
-        text = environ.get(variable(name), "").strip()
-        if of_home := not text and bool(kept.get(variable(name))):
-            text = kept[variable(name)]
-        if is_set := bool(text):
-            given[variable(name)] = text
-        else:
-            text = row.default if name != "home" else str(places.default_home())
-            text = text.replace("$INGEST_HOME", str(values.get("home")))
-        try:
-            with parsers.relative_to(values["home"]) if of_home else contextlib.nullcontext():
-                values[name] = row.parse(text)
-        except ValueError as error:
-            shown = repr(without_password(text))
-            shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
-            raise SettingError(f"{where * of_home}{variable(name)}={shown} is invalid: expected {error}.") from None
+    started = of_last_start(values["home"])
+    kept = started if last else {}
+    for name, row in settings_table().items():
         if name == "home":
-            given.pop(variable(name), None)
-            started = of_last_start(values["home"])
-            if last and started:
-                kept = started
-            elif file or last:
-                kept, where = of_file(values["home"]), f"{values['home'] / FILE}: "
-        elif is_set and isinstance(values[name], (str, Path)):
-            given[variable(name)] = str(values[name])  # a path that counts from anywhere
+            continue
+        text = environ.get(variable(name), "").strip() or kept.get(variable(name), "")
+        value = values[name] = parse_setting(name, text or row.default.replace("$INGEST_HOME", str(values["home"])))
+        if text:
+            given[variable(name)] = str(value) if isinstance(value, (str, Path)) else text  # a path from anywhere
     for settle in registry.load_hooks("settle"):
         settle(values)
     if values["allow"] == AUTO:
         values["allow"] = parsers.PRIVATE
     values["cell"] = values["cell"] or started.get("INGEST_CELL") or default_cell(values["home"])
     core = {row.name: values.pop(row.name) for row in dataclasses.fields(Settings) if row.metadata}
-    loaded = Settings(**core, contributed=values, given=given)
-    for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):
-        if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or loaded.has_own_redis):
-            raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
-    if loaded.max_body > loaded.body_limit:
-        why = "INGEST_SPOOL" if loaded.spooling and loaded.spooling.max_body else "INGEST_MAX_MEMORY"
-        raise SettingError(
-            f"INGEST_MAX_BODY is too large for {why}: at most {loaded.body_limit} bytes, or no such body is accepted."
-        )
-    return loaded
+    return Settings(**core, contributed=values, given=given)
 
 
-def of_file(home: Path) -> dict[str, str]:
-    """What the user's file in a home sets, by variable; nothing if there is none. Raises: SettingError.
+def home_of(environ: Mapping[str, str]) -> Path:
+    return parsers.parse_path(environ.get("INGEST_HOME", "").strip() or str(places.default_home()))
 
-    Those that are no settings are for the programs: AWS_ACCESS_KEY_ID and the like.
-    """
-    file = home / FILE
+
+def parse_setting(name: str, text: str) -> Any:
+    """Raises: SettingError."""
     try:
-        found = assignments(read_file(file), str(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise SettingError(f"{file} cannot be read: {error.strerror}.") from None
-    if "INGEST_HOME" in found:
-        raise SettingError(f"{file}: INGEST_HOME leads to this file, so only the environment can set it.")
-    return found
-
-
-def assignments(text: str, where: str) -> dict[str, str]:
-    """The variables that lines of NAME=value set. Raises: SettingError for the first line of another form.
-
-    A value may be quoted as in a shell; else it is the rest of the line, without a comment after white space.
-    """
-    found = {}
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-        if not line or line.startswith("#"):
-            continue
-        name, _, value = map(str.strip, line.partition("="))
-        words = [re.sub(r"(^|\s+)#.*", "", value)]
-        if value.startswith(("'", '"')):
-            try:
-                words = shlex.split(value, comments=True)
-            except ValueError:  # a quotation without an end
-                words = []
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or "=" not in line or len(words) != 1:
-            raise SettingError(f"{where}: line {number} is not of the form NAME=value.")
-        found[name] = words[0]
-    return found
+        return settings_table()[name].parse(text)
+    except ValueError as error:
+        shown = repr(without_password(text))
+        shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
+        raise SettingError(f"{variable(name)}={shown} is invalid: expected {error}.") from None
 
 
 def of_last_start(home: Path) -> dict[str, str]:
@@ -306,9 +248,9 @@ def exit_if_invalid() -> Iterator[None]:
         sys.exit(complain(error))
 
 
-def load_or_exit(*, file: bool = False) -> Settings:
+def load_or_exit() -> Settings:
     with exit_if_invalid():
-        return load_settings(file=file)
+        return load_settings()
 
 
 def complain(error: object) -> int:

@@ -6,7 +6,6 @@ to the internet unless a setting opens it, and is not answered at names of stran
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import socket
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from sluice import registry, settings
 from sluice.base.files import read_file, replace_file
+from sluice.home_settings import keep_for_verbs
 from sluice.places import ROOT
 from sluice.run import launch, nginx, servers
 from sluice.run.nginx import pattern_of, quoted_path
 from sluice.run.programs import SECTION, declared
-from sluice.settings import FILE, STARTED, STORE, Settings, of_last_start
 
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
 # requests alive, and copies them (docs/DECISIONS.md)
@@ -182,19 +181,3 @@ def write_configuration(s: settings.Settings, files: int = 0) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not is_text(path, text):  # so a second bin/provision services changes nothing
             replace_file(path, text)
-
-
-def keep_for_verbs(s: Settings) -> None:
-    """Write what `of_last_start` reads, once the settings are checked."""
-    lines = {**s.given, "INGEST_CELL": s.cell}
-    head = (
-        f"# The settings of the last start, for the verbs; the next one writes this file anew, and reads INGEST_CELL\n"
-        f"# only. Yours are in {s.home / FILE}.\n"
-    )
-    text = head + "".join(f"{name}={value}\n" for name, value in sorted(lines.items()) if "\n" not in value)
-    before = of_last_start(s.home)
-    if before.get("INGEST_STORE") != s.given.get("INGEST_STORE"):
-        with contextlib.suppress(FileNotFoundError):
-            (s.home / STORE).unlink()  # another database from now on
-    if before != lines:
-        replace_file(s.home / STARTED, text)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sluice import places, registry, settings
 from sluice.base import files as files_at
+from sluice.home_settings import FILE, assignments, check_lengths
 from sluice.places import ROOT
 from sluice.run import configure, programs, servers, up
 from sluice.run.first_screen import who_may
@@ -55,7 +56,7 @@ SYSTEM = {
 
 def service_settings(file: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings in the file, overridden by those of the environment. Raises: SettingError."""
-    values = {"INGEST_HOME": str(HOME)} | settings.assignments(file, str(DEFAULTS))
+    values = {"INGEST_HOME": str(HOME)} | assignments(file, str(DEFAULTS))
     values |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
     if values["INGEST_HOME"] != str(HOME) or "://" not in (values.get("INGEST_SPOOL") or "://"):
         raise settings.SettingError(
@@ -114,7 +115,7 @@ def check_installation(s: settings.Settings) -> None:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
         raise Failed(f"this needs root: sudo {places.SERVICES if places.CHECKOUT else sys.argv[0] + ' services'}")
-    if (other := HOME / settings.FILE).exists():
+    if (other := HOME / FILE).exists():
         raise settings.SettingError(f"services have their settings in {DEFAULTS}: move those of {other} there.")
     if lacking := [name for name, unit in SYSTEM.items() if not unit.exists()]:
         raise Failed(f"services run those of the system: sudo apt-get install {' '.join(lacking)}")
@@ -240,6 +241,7 @@ def main(words: list[str]) -> None:
             return
         values = service_settings(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load_settings(values)
+        check_lengths(s)
         check_installation(s)
         servers.check()
         for part in needed_parts(s) if places.CHECKOUT else ():

@@ -23,6 +23,7 @@ from pathlib import Path
 from sluice import places, registry, settings
 from sluice.base import terminal
 from sluice.base.counters import Counter
+from sluice.home_settings import load_for_start, of_file
 from sluice.http.endpoints import load_endpoints
 from sluice.places import ROOT
 from sluice.routes import load_routes
@@ -284,8 +285,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    s = settings.load_or_exit(file=True)
-    given = {**settings.of_file(s.home), **os.environ}
+    with settings.exit_if_invalid():
+        s = load_for_start()
+    given = {**of_file(s.home), **os.environ}
     for name in sorted(name for name in given if name.startswith("INGEST_") and name not in settings.variables()):
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
