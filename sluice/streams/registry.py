@@ -44,7 +44,7 @@ class Stream(NamedTuple):
 
 
 def formats_of(stream: str) -> list[Format]:
-    return [known for known in registry.declared_formats() if known.stream == stream]
+    return [known for known in registry.listed("formats") if known.stream == stream]
 
 
 def body_limits(config: Settings) -> Limits:
