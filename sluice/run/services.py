@@ -34,7 +34,6 @@ USERS, FOLDERS = Path("/etc/sysusers.d/sluice.conf"), Path("/etc/tmpfiles.d/slui
 CORE = ROOT / "deploy/systemd"
 WANTED = UNITS / "sluice.target.wants"
 BOOTED = Path("/run/systemd/system")  # exists while systemd runs, see sd_booted(3)
-SCRATCH = "sluice-views.service"  # the second Redis
 DATABASE = "ReadWritePaths=/var/lib/sluice"  # in a unit of a contribution that reads the database
 # hidden from a unit by ProtectHome= and PrivateTmp=
 HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
@@ -196,10 +195,7 @@ def install_files(values: Mapping[str, str], s: settings.Settings) -> bool:
             path.unlink()
             changed = True
 
-    units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
-    if s.has_scratch_redis:
-        units.append(SCRATCH)
-    units += [unit for part in programs.declared(s).values() for unit in part.units]
+    units = [unit for part in programs.needed_programs(s).values() for unit in part.units]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(units):
         run("systemctl", "disable", "--quiet", *["--now"] * BOOTED.is_dir(), *sorted(surplus))
