@@ -293,11 +293,10 @@ def main() -> None:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
-    # absolute: bin/sluice reload reads the files again, from another directory
-    paths = {settings.variable(name): value for name, value in s.values().items()}
-    os.environ.update({**given, **s.given})  # of the file, too, which may change while this runs
-    os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
-    os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
+    # of the file, too, which may change while this runs; paths are absolute, as bin/sluice reload reads the files
+    # again, from another directory
+    os.environ.update({**given, **s.given, "INGEST_HOME": str(s.home), "INGEST_SPOOL": s.spool})
+    os.environ["PYTHONUNBUFFERED"] = "1"
     with exit_on_error(s.home):
         check_start(s)
         check_files()
