@@ -20,17 +20,6 @@ from typing import Any, Callable, TypeVar
 
 from sluice import parsers, places, registry
 from sluice.base.files import read_file
-from sluice.parsers import (
-    AUTO,
-    ByStream,
-    Keep,
-    LogStyle,
-    Range,
-    choice_parser,
-    clients_parser,
-    integer_parser,
-    size_parser,
-)
 from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
@@ -60,31 +49,31 @@ class Settings:
     What each one is, and when to change it: docs/protocol/operator.md.
     """
 
-    port: int = setting(integer_parser(1, 65535), "8080", "TCP port of nginx")
+    port: int = setting(parsers.integer_parser(1, 65535), "8080", "TCP port of nginx")
     home: Path = setting(parsers.parse_path, "var", "directory of data, logs and sockets")
     cell: str = setting(parsers.parse_cell, "", "name of this installation where several store in one database")
-    runtime: str = setting(choice_parser("cpython", "pypy"), "cpython", "Python of the gateway")
+    runtime: str = setting(parsers.choice_parser("cpython", "pypy"), "cpython", "Python of the gateway")
     gateways: int = setting(parsers.gateways, "auto", "gateway processes")
-    workers: Range = setting(parsers.parse_processes, "1", "worker processes")
+    workers: parsers.Range = setting(parsers.parse_processes, "1", "worker processes")
     durability: str = setting(
-        choice_parser("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
+        parsers.choice_parser("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
     )
-    replicas: int = setting(integer_parser(0, 16), "0", "replicas of Redis that must confirm each commit")
-    max_body: int = setting(size_parser(1, MAX_ITEM), "1m", "bytes in a body")
-    max_memory: int = setting(size_parser(8 << 20), "1g", "memory of Redis: what may wait to be stored")
+    replicas: int = setting(parsers.integer_parser(0, 16), "0", "replicas of Redis that must confirm each commit")
+    max_body: int = setting(parsers.size_parser(1, MAX_ITEM), "1m", "bytes in a body")
+    max_memory: int = setting(parsers.size_parser(8 << 20), "1g", "memory of Redis: what may wait to be stored")
     store: str = setting(parsers.parse_database, "sqlite:///$INGEST_HOME/ingest.db", "the database")
-    keep: Keep = setting(parsers.parse_keep, "forever", "age at which rows and dead letters are deleted")
-    unique: ByStream[tuple[int, bool]] = setting(
+    keep: parsers.Keep = setting(parsers.parse_keep, "forever", "age at which rows and dead letters are deleted")
+    unique: parsers.ByStream[tuple[int, bool]] = setting(
         parsers.parse_unique, "1d", "how long keys are kept that make repeats one"
     )
     spool: str = setting(parsers.parse_spool, "$INGEST_HOME/run/redis.sock", "the list between gateway and worker")
     routes: str = setting(parsers.parse_module, "", "module of routes of your own")
     records: str = setting(parsers.parse_module, "", "module of streams of your own")
     allow: tuple[str, ...] = setting(
-        clients_parser("all", "private", "auto"), "auto", "networks whose clients may write"
+        parsers.clients_parser("all", "private", "auto"), "auto", "networks whose clients may write"
     )
     hosts: tuple[str, ...] = setting(parsers.parse_hosts, "", "names of this server, for reading in a browser")
-    log: LogStyle = setting(parsers.parse_log_style, "text", "form of the logs")
+    log: parsers.LogStyle = setting(parsers.parse_log_style, "text", "form of the logs")
     # the values of the settings of contributions, by name, which are attributes, too
     contributed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # variable -> text, of those that are set
@@ -188,7 +177,7 @@ def load_settings(environ: Mapping[str, str] = os.environ, *, last: bool = False
             given[variable(name)] = str(value) if isinstance(value, (str, Path)) else text  # a path from anywhere
     for settle in registry.load_hooks("settle"):
         settle(values)
-    if values["allow"] == AUTO:
+    if values["allow"] == parsers.AUTO:
         values["allow"] = parsers.PRIVATE
     values["cell"] = values["cell"] or started.get("INGEST_CELL") or default_cell(values["home"])
     core = {row.name: values.pop(row.name) for row in dataclasses.fields(Settings) if row.metadata}
