@@ -80,7 +80,9 @@ AWS_REGION="us east"
 def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(FILE)
     home = {"INGEST_HOME": str(tmp_path)}
+    before = dict(os.environ)
     s = load_for_start(home)
+    assert dict(os.environ) == before
     assert (s.port, s.allow, s.store) == (81, ("10.0.0.0/8", "::1"), "postgresql:///x?a='b'&c=d e")
     assert s.given["INGEST_API_KEYS"] == f"{tmp_path}/keys#1"  # relative to the file
     assert "AWS_REGION" not in s.given
