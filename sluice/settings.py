@@ -7,16 +7,14 @@ sluice/home_settings.py.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar, cast
 
 from sluice import parsers, places, registry
 from sluice.base.files import read_file
@@ -37,15 +35,14 @@ class SettingError(ValueError):
 
 
 def setting(parse: Callable[[str], T], default: str, purpose: str) -> T:
-    """A setting of the core, as a field of `Settings`; see `registry.Setting`."""
-    row: T = dataclasses.field(metadata={"setting": Setting(parse, default, purpose)})
-    return row
+    """A setting of the core, as an attribute of the class `Settings`; see `registry.Setting`."""
+    return cast(T, Setting(parse, default, purpose))
 
 
-@dataclass(frozen=True)
 class Settings:
     """The settings of one cell, each from the variable INGEST_ and its name. Sizes are in bytes.
 
+    The class has the rows of the table, an object their values, and those of the settings of contributions.
     What each one is, and when to change it: docs/protocol/operator.md.
     """
 
@@ -74,16 +71,14 @@ class Settings:
     )
     hosts: tuple[str, ...] = setting(parsers.parse_hosts, "", "names of this server, for reading in a browser")
     log: parsers.LogStyle = setting(parsers.parse_log_style, "text", "form of the logs")
-    # the values of the settings of contributions, by name, which are attributes, too
-    contributed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # variable -> text, of those that are set
-    given: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["contributed"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __init__(self, values: Mapping[str, Any], given: Mapping[str, str]) -> None:
+        """given: variable -> text, of those that are set."""
+        vars(self).update(values)
+        self.given = given
+
+    def __getattr__(self, name: str) -> Any:  # for mypy: it does not know the settings of contributions
+        raise AttributeError(name)
 
     def values(self) -> dict[str, Any]:
         """The value of each setting, by name."""
@@ -146,7 +141,7 @@ class Settings:
 @functools.cache
 def settings_table() -> dict[str, Setting]:
     """Every setting, by name: the core's, then those of contributions."""
-    core = {row.name: row.metadata["setting"] for row in dataclasses.fields(Settings) if row.metadata}
+    core = {name: row for name, row in vars(Settings).items() if isinstance(row, Setting)}
     return core | registry.declared_entries("settings")
 
 
@@ -180,8 +175,7 @@ def load_settings(environ: Mapping[str, str] = os.environ, *, last: bool = False
     if values["allow"] == parsers.AUTO:
         values["allow"] = parsers.PRIVATE
     values["cell"] = values["cell"] or started.get("INGEST_CELL") or default_cell(values["home"])
-    core = {row.name: values.pop(row.name) for row in dataclasses.fields(Settings) if row.metadata}
-    return Settings(**core, contributed=values, given=given)
+    return Settings(values, given)
 
 
 def home_of(environ: Mapping[str, str]) -> Path:

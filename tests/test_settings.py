@@ -27,7 +27,8 @@ def test_the_table_shows_the_defaults() -> None:
     table = {name: default.strip("`").replace("$INGEST_HOME", home) for name, default in rows}
     assert list(table) == settings.variables() or not has(*ALL)
     table = {name: table[name] for name in settings.variables()}
-    assert settings.load_settings(table | {"INGEST_HOME": home}) == settings.load_settings({"INGEST_HOME": home})
+    s, plain = settings.load_settings(table | {"INGEST_HOME": home}), settings.load_settings({"INGEST_HOME": home})
+    assert s.values() == plain.values()
 
 
 def test_gateways_follow_the_cores() -> None:
@@ -112,7 +113,8 @@ def test_an_error_in_the_file_names_the_file(line: str, words: str, tmp_path: Pa
 
 
 def test_an_empty_setting_is_the_default() -> None:
-    assert settings.load_settings({"INGEST_PORT": "", "INGEST_MAX_BODY": " "}) == settings.load_settings({})
+    empty = settings.load_settings({"INGEST_PORT": "", "INGEST_MAX_BODY": " "})
+    assert empty.values() == settings.load_settings({}).values()
 
 
 @pytest.mark.parametrize(
