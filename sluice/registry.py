@@ -257,13 +257,9 @@ def of_url(kind: str, url: str) -> Any:
     return declared_entries(kind).get(scheme) if separator else None
 
 
-def declared_formats() -> list[Any]:
-    return [known for each in contributions().values() for known in each.formats]
-
-
-def listed(kind: str) -> list[str]:
-    """What all contributions declare of a kind that is a list: "fields", "keys" or "paths"."""
-    return [name for each in contributions().values() for name in getattr(each, kind)]
+def listed(kind: str) -> list[Any]:
+    """What all contributions declare of a kind that is a list: "formats", "fields", "keys" or "paths"."""
+    return [entry for each in contributions().values() for entry in getattr(each, kind)]
 
 
 def load_hooks(kind: str) -> Iterator[Any]:

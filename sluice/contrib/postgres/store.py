@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import psycopg
 
-from sluice.base.background import background
 from sluice.base.override import override
+from sluice.contrib.background import background
 from sluice.contrib.postgres import key_pieces, partitions
 from sluice.contrib.postgres.session import (
     CONFLICTS,
