@@ -279,7 +279,7 @@ def test_the_templates_of_a_line_have_a_limit() -> None:
 
 def test_an_application_gets_the_fields_that_it_names() -> None:
     place = generated_requests.Place("", "/run/gateway-0.sock")
-    place.lane.wsgi.fastlane = Options(shares_environ=True, fields={"HTTP_ORIGIN"})  # type: ignore[attr-defined]
+    place.lane.wsgi.fastlane = Options(fields={"HTTP_ORIGIN"})  # type: ignore[attr-defined]
     place.lane.prepare()
     for number in range(4):
         fields = b"Origin: %d" % number, b"X-Id: %d" % number, b"Content-Type: a/%d" % number, FIVE
@@ -346,19 +346,14 @@ def test_a_head_is_parsed_as_if_none_had_been_parsed_before() -> None:
         assert not parsed(cached, post(some[:-2], FIVE), heads)
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_an_application_gets_a_dictionary_of_its_own_unless_it_shares_them(shares: bool) -> None:
+def test_requests_with_equal_heads_share_a_dictionary_that_keeps_no_body() -> None:
     place = generated_requests.Place("", "/run/gateway-0.sock")
-    if not shares:
-        place.lane.wsgi.fastlane = Options()  # type: ignore[attr-defined]
-        place.lane.prepare()
     get = post(line=b"GET /gps/latest?device=bike HTTP/1.1")
     joined(place, SMUGGLED, SMUGGLED, get, get)
     environs = [item[4] for item in place.lane.pending]
-    assert len({id(environ) for environ in environs}) == (2 if shares else 4)
+    assert len({id(environ) for environ in environs}) == 2
     bodies = [environ["wsgi.input"] for environ in environs]
-    assert [body and body.read() for body in bodies] == [*([None] * 2 if shares else [b"x"] * 2), b"", b""]
-    assert len(set(map(id, bodies))) == (2 if shares else 4)
+    assert [body and body.read() for body in bodies] == [None, None, b"", b""]
 
 
 def joined(place: generated_requests.Place, *parts: bytes) -> Connection:
@@ -524,7 +519,13 @@ def test_the_main_greenlet_waits_until_a_signal_and_says_until_when() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("keepalive", 0), ("proxy_protocol", True), ("protocol", "uwsgi"), ("http2_cleartext", "both")],
+    [
+        ("keepalive", 0),
+        ("proxy_protocol", True),
+        ("protocol", "uwsgi"),
+        ("http2_cleartext", "both"),
+        ("accesslog", "-"),
+    ],
 )
 def test_with_a_setting_that_only_gunicorn_supports_every_request_is_declined(setting: str, value: object) -> None:
     place = generated_requests.Place("", "/run/gateway-0.sock", **{setting: value})
