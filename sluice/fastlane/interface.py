@@ -12,7 +12,7 @@ a lazy answer             an iterable that commits and calls start_response only
 an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it.
                           Without Content-Length, the lane adds the length of each body
 an answer's waits         whether it may raise Later while it is iterated; only to a GET. What its client has sent
-                          behind the request takes the slow lane. Default: False
+                          behind the request takes the slow lane. Default: False. Not in every lane: see FastLane.hold
 """
 
 from __future__ import annotations
@@ -47,5 +47,6 @@ class Options(NamedTuple):
 class Later(Exception):
     """The answer is not ready. Its argument is environ["fastlane.head"].
 
-    The slow lane serves this request: it calls the application again, which may now wait with gevent.sleep.
+    In the reader's lane the slow lane serves this request: it calls the application again, which may now wait with
+    gevent.sleep.
     """

@@ -165,7 +165,7 @@ class FastLane(SlowLane):
                 os.kill(self.ppid, signal.SIGHUP)  # it starts another process, and only then ends this one
             self.wait(1.0)
             try:
-                self.each_second()
+                self.tick()
             except Exception:
                 self.log.exception("Error in the application's tick")
         for fd in self.listeners:
@@ -477,18 +477,9 @@ class FastLane(SlowLane):
                 data = (head if keep_alive else entry[3]) + body
             self.send(conn, data, keep_alive)
 
-    def each_second(self) -> None:
-        self.tick()
-
     def hold(self, item: Pending, later: Later) -> None:
-        """An answer is not ready: the slow lane serves its request, and then what its client has sent behind it."""
-        conn = item[0]
-        if conn.state != LEFT:
-            conn.pieces.insert(0, later.args[0])
-            if conn.state != DECLINED:
-                conn.state = DECLINED
-                self.watch(conn)
-                self.declined.append(conn)
+        """An answer is not ready. A lane whose applications may raise Later says what happens then."""
+        raise NotImplementedError
 
     def send(self, conn: Connection, data: bytes, keep_alive: bool) -> None:
         """Send an answer; keep in `out` what the client does not take at once."""

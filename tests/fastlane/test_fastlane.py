@@ -40,7 +40,7 @@ from proving.harness import (
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE
 from support import generated_requests
-from support.lane_clients import CHUNKED, CODED, Client, Site, Where, memory, plain, site, unread
+from support.lane_clients import CHUNKED, CODED, Client, Site, Where, descriptors, memory, plain, site, unread
 from support.runtimes import RUNTIMES
 
 pytestmark = pytest.mark.contract
@@ -385,10 +385,6 @@ def cpu(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 @pytest.mark.parametrize("how", ["closes", "resets"])
 def test_clients_may_disconnect_at_any_byte(ingest: Site, redis: Redis, kind: str, how: str) -> None:
     whole = plain(b"whole")
@@ -688,56 +684,6 @@ OWN_ROUTES = """
 from sluice import OK, Route
 ROUTES = {"/ok": Route("own", OK), "/accepted": Route("own", OK._replace(status="202 Accepted"))}
 """
-
-
-WAITS = b"GET /waits HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-def test_an_answer_that_is_not_ready_delays_only_its_own_client(odd: Site, kind: str) -> None:
-    with Client(odd[kind]) as first, Client(odd[kind]) as other:
-        # behind it: the fast lane, the slow lane, the fast lane with the end of the connection
-        first.send(WAITS + plain(b"a", "/shared-headers") + CODED.replace(b"slow", b"own-headers") + b"\r\n1\r\nb\r\n")
-        for n in range(3):
-            other.send(plain(b"%d" % n, "/shared-headers"))
-            assert other.answer()[2] == b"%d" % n
-        first.send(b"0\r\n\r\n" + plain(b"c", "/shared-headers", "Connection: close"))
-        other.send(plain(b"x", "/release"))
-        assert other.answer()[2] == b"plain"
-        assert [first.answer()[2] for _ in range(4)] == [b"later", b"a", b"b", b"c"]
-        assert first.ended()
-
-
-def test_nothing_is_read_from_a_client_whose_answer_is_not_ready(odd: Site) -> None:
-    with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
-        client.send_apart(WAITS)
-        client.send(plain(b"a", "/shared-headers"))
-        for _ in range(3):  # turns of the loop
-            other.send(plain(b"x", "/shared-headers"))
-            assert other.answer()[2] == b"x"
-        assert unread(client) > 0
-        other.send(plain(b"x", "/release"))
-        assert other.answer()[2] == b"plain"
-        assert [client.answer()[2] for _ in range(2)] == [b"later", b"a"]
-
-
-def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> None:
-    worker = odd.worker()
-    with Client(odd[kind]) as other:
-        other.send(plain(b"x"))
-        assert other.answer()[2] == b"plain"
-        before = descriptors(worker)
-        for _ in range(10):
-            with Client(odd[kind]) as first:
-                first.send_apart(WAITS + plain(b"a", "/shared-headers"))
-
-        def ended() -> bool:
-            other.send(plain(b"x", "/release"))  # each time: a client may be accepted after it
-            assert other.answer()[2] == b"plain"
-            return descriptors(worker) <= before  # less, if a client of an earlier test was still open
-
-        poll(ended)
-    assert odd.worker() == worker
-    assert "Error in the loop" not in odd.server.said()
 
 
 def test_a_process_preempts_no_other_and_seldom_looks_for_cycles(odd: Site) -> None:
