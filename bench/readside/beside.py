@@ -46,7 +46,7 @@ def drained(stand: rig.Stand, options: argparse.Namespace) -> dict[str, rig.Figu
     site.views()
     store = drain.Store("SQLite", site.settings.store, partial(harness.ask, site.home))
     idle = drain.start_up(stand, store)
-    store = drain.case(stand, store, "gps, JSON", options.bodies, idle)
+    store = drain.case(stand, store, drain.CASES["gps, JSON"], options.bodies, idle)
 
     def on(seconds: float) -> rig.Figures:
         with following(site):

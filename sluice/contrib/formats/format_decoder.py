@@ -30,7 +30,7 @@ SEPARATOR = b"\x1e"
 
 
 def formats_of(stream: str) -> list[Format]:
-    return [known for known in registry.declared_formats() if known.stream == stream]
+    return [known for known in registry.listed("formats") if known.stream == stream]
 
 
 class FormatDecoder(JsonDecoder):
