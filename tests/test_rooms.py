@@ -99,7 +99,7 @@ def closure(programs: Collection[str]) -> list[str]:
             found.add(name)
             text = paths[name].read_text()
             named = {word for word in re.findall(r'(?<!getLogger\()"(sluice(?:\.\w+)+)', text)}
-            # of a database, its copies are a matter of the operator's verbs
+            # of a database, its copies and questions are a matter of the operator's verbs
             packages = {f"{name}.{part}" for name in named for part in ("store", "inlet", "outlet", "inspector")}
             todo += [other for other in (*imports(paths[name], {*paths}), *named, *packages) if other in paths]
     return sorted(found)

@@ -354,8 +354,8 @@ class Outlet(outlet.Outlet):
 
     name = "kafka"
 
-    def __init__(self, url: str, figures: str) -> None:
-        super().__init__(figures)
+    def __init__(self, url: str, figures: str, replicas: int = 0) -> None:
+        super().__init__(figures, replicas)
         self.url = url
         self.sources: dict[str, Source] = {}
         self.held: dict[str, list[bytes]] = {}  # claim id -> items

@@ -27,7 +27,7 @@ from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
 from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
-from sluice.store.questions import DeadLetter, find_last_letters
+from sluice.store.questions import DeadLetter, find_last_letters, find_last_rows
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
 
@@ -180,7 +180,7 @@ class Page:
 
 def last(store: Store[Any], stream: str, dead: int) -> dict[str, Any]:
     """The last rows of a stream and its last dead letters, newest first."""
-    columns, rows = store.last_rows(stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
+    columns, rows = find_last_rows(store, stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
     letters = find_last_letters(store, stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
     return {
         "columns": columns,

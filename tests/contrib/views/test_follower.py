@@ -169,7 +169,7 @@ def test_a_position_stays_short_while_somebody_leaves_a_transaction_open(postgre
 def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views_anew(
     postgres: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_CHANGES", 2)
+    monkeypatch.setattr("sluice.contrib.postgres.store.KEEP_CHANGES", 2)
     postgres.put("gps", [position("bike", 1)])
     postgres.caught_up()
     before = postgres.client().get(contract.state_key("/gps/latest"))
