@@ -291,6 +291,7 @@ def test_a_body_that_is_nowhere_is_missing(tmp: Path, redis: Server) -> None:
     assert trouble == "votes: 2 bodies that were accepted are neither in Redis nor in the database."
 
 
+@needs("sentinel")
 def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: Path, redis: Server) -> None:
     store = f"sqlite:///{tmp}/ingest.db"
     (tmp / "c2").mkdir()
