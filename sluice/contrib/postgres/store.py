@@ -47,8 +47,9 @@ from sluice.contrib.postgres.tables import (
 )
 from sluice.spool.claim import Claim
 from sluice.store.bookkeeping import PUT_RANGE
+from sluice.store.retries import Conflict
 from sluice.store.store import Store, check_layout
-from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Body, Origin, Outcome, Row, RowsRejected, Unavailable
 
 # The binary format of COPY: its signature, flags, and the length of an extension; and its trailer
 COPY_BEGIN, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
