@@ -136,7 +136,7 @@ FAULTS = {
     ),
     "settle-range": Fault(
         "settle", "all numbers of a claim count as stored when a part of it is", "worker.py",
-        "self.store.persist(claim.part(claim.first, group.end), group.bodies", "self.store.persist(claim, group.bodies",
+        "store.persist(claim.part(claim.first, group.end), group.bodies", "store.persist(claim, group.bodies",
         (WORKER + "a_claim_of_large_bodies_is_stored_in_groups",),
     ),
     "settle-unsynced-sqlite": Fault(

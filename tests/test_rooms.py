@@ -41,10 +41,14 @@ def imports(path: Path, known: set[str]) -> Iterator[str]:
 
 
 def room(name: str) -> str:
-    """sluice.spool.inlet is in spool; sluice itself, the programs and each folder of contrib are rooms of their own."""
+    """sluice.spool.inlet is in spool; sluice itself, the programs and each folder of contrib are rooms of their own.
+
+    What several folders of contrib use is in `contrib` itself.
+    """
     first, _, rest = name.partition(".")
     if rest.startswith("contrib."):
-        return ".".join(rest.split(".")[:2])
+        folder = ".".join(rest.split(".")[:2])
+        return folder if (ROOT / "sluice" / folder.replace(".", "/")).is_dir() else "contrib"
     return rest.partition(".")[0] if first == "sluice" and rest else first if first == "proving" else name
 
 

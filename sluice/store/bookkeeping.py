@@ -17,7 +17,9 @@ from sluice.base.times import boot_id, uptime_seconds
 from sluice.parsers import DAY
 from sluice.spool.claim import Claim, Window
 from sluice.store import transaction_limits
-from sluice.store.types import CellFigures, Epoch, Ledger, Row
+from sluice.store.types import Body, CellFigures, Epoch, Ledger, Row
+from sluice.streams.record import Limits
+from sluice.streams.unique import Rule
 
 Db = TypeVar("Db")
 
@@ -61,7 +63,6 @@ class Bookkeeping(ABC, Generic[Db]):
     AGE: str
     MICROS: str
     SKIP_LOCKED: str
-    KEYS_IN_PIECES = False  # whether the database, beside this process, puts keys while the next ones are made
     units: dict[str, int]  # stream -> nanoseconds of the last digit of its times
     swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
     WITH_ID: str
@@ -100,8 +101,21 @@ class Bookkeeping(ABC, Generic[Db]):
     def put_keys(self, db: Db, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
         """Insert those keys of a stream that are not there, with one statement; how many these were.
 
-        at: seconds since 1970. pieces: none is empty. Each is made when it is asked for; see KEYS_IN_PIECES.
+        at: seconds since 1970. pieces: none is empty. Each is made when it is asked for.
         """
+
+    def order_keys(
+        self, rule: Rule, bodies: Sequence[Body], limits: Limits, keys: list[bytes | None]
+    ) -> Iterator[Sequence[bytes]]:
+        """The keys of bodies for `put_keys`, each one once and in their order; a store may make some at a time.
+
+        keys: gets the key of each body, and is complete when the iteration ends.
+        """
+        keys[:] = rule.body_keys(bodies, limits)
+        found: Any = dict.fromkeys(keys)  # in their order as they came, they are sorted sooner
+        found.pop(None, None)
+        if found:
+            yield sorted(found)
 
     def read_identity(self, db: Db) -> str:
         """What tells this database from others; "" if it is a copy of one that had no identity."""

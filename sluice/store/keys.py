@@ -14,14 +14,14 @@ A key is kept whether its body is stored or dead.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS, Bookkeeping
 from sluice.store.types import Body
-from sluice.streams.record import Limits
+from sluice.streams.record import Limits, Record
 from sluice.streams.unique import Rule, record_key, sent_by
 
 COUNT_DUPLICATES = """
@@ -44,13 +44,13 @@ class Keys:
         """
         bodies = self.without_duplicates(rule, bodies, limits)
         if rule.recent is not None and bodies:
-            bodies = self.without_recent(rule, bodies)
+            bodies = self.without_recent(rule.recent, bodies)
         return self.with_new_records(rule, bodies)
 
     def without_duplicates(self, rule: Rule, bodies: Sequence[Body], limits: Limits) -> Sequence[Body]:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""
-        keys: list[bytes | None] = [None] * len(bodies)
-        pieces = rule.ordered_keys(bodies, limits, keys, self.store.KEYS_IN_PIECES)
+        keys = list[bytes | None]()
+        pieces = self.store.order_keys(rule, bodies, limits, keys)
         begin = next(pieces, None)
         if begin is None:
             return bodies
@@ -67,14 +67,16 @@ class Keys:
         self.duplicates += len(bodies) - len(new)
         return new
 
-    def without_recent(self, rule: Rule, bodies: Sequence[Body]) -> Sequence[Body]:
+    def without_recent(
+        self, recent_keys: Callable[[bytes, Sequence[Record], int], list[bytes]], bodies: Sequence[Body]
+    ) -> Sequence[Body]:
         """The bodies whose content did not come shortly before.
 
         A body that is stored takes the keys of all steps of the time in which its content counts. One that comes asks
         for the key of its own step, and takes none if it is there: what is repeated for ever is stored once in each
         such time.
         """
-        keys = [rule.recent_keys(body.item, body.records, body.received) for body in bodies]
+        keys = [recent_keys(body.item, body.records, body.received) for body in bodies]
         if not any(keys):
             return bodies
         owners = self.find_owners(sorted({of_body[0] for of_body in keys if of_body}))

@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 from sluice import settings
 from sluice.account import STATES
-from sluice.base import background, terminal
+from sluice.base import terminal
 from sluice.base.files import replace_file
-from sluice.base.rates import read_rates
 from sluice.base.times import iso_instant
+from sluice.contrib import background
 from sluice.contrib.page.rejections import Rejections
+from sluice.contrib.rates import read_rates
 from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
 from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes

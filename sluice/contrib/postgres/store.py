@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import psycopg
 
-from sluice.base.background import background
 from sluice.base.override import override
-from sluice.contrib.postgres import partitions
+from sluice.contrib.background import background
+from sluice.contrib.postgres import key_pieces, partitions
 from sluice.contrib.postgres.session import (
     CONFLICTS,
     Session,
@@ -50,6 +50,8 @@ from sluice.store.bookkeeping import PUT_RANGE
 from sluice.store.retries import Conflict
 from sluice.store.store import Store, check_layout
 from sluice.store.types import Body, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.streams.record import Limits
+from sluice.streams.unique import Rule
 
 # The binary format of COPY: its signature, flags, and the length of an extension; and its trailer
 COPY_BEGIN, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
@@ -79,7 +81,6 @@ class Postgres(Store[Session]):
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
     WITH_ID = "OVERRIDING SYSTEM VALUE"
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
-    KEYS_IN_PIECES = True
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -212,6 +213,15 @@ class Postgres(Store[Session]):
             },
         ).fetchone()  # fmt: skip
         return row[0] if row else None
+
+    @override
+    def order_keys(
+        self, rule: Rule, bodies: Sequence[Body], limits: Limits, keys: list[bytes | None]
+    ) -> Iterator[Sequence[bytes]]:
+        begins = key_pieces.key_beginnings(rule, bodies) if len(bodies) > key_pieces.PIECE_KEYS else ()
+        if not begins:
+            return super().order_keys(rule, bodies, limits, keys)
+        return key_pieces.order_by_time(begins, bodies, keys)
 
     @override
     def put_keys(self, db: Session, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:

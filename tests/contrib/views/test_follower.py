@@ -24,7 +24,7 @@ from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
-from sluice.base.background import SCHEDSTAT, waited_seconds
+from sluice.contrib.background import SCHEDSTAT, waited_seconds
 from sluice.contrib.views import contract, feed, follower, lease
 from sluice.contrib.views.client import LeaseLost, ViewsClient
 from sluice.contrib.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTES, each_json
