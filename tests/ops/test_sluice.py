@@ -23,7 +23,8 @@ import redis as client
 from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, redis_server, running
 from sluice import settings
-from sluice.account import STATES, Publisher
+from sluice.account import Publisher
+from sluice.ledger import STATES
 from sluice.ops import undrain
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
