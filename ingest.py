@@ -149,6 +149,6 @@ PLAIN = ENDPOINTS.by_path
 PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": answer_healthz, "/readyz": answer_readyz}
 PROBES |= {path: entry.load() for path, entry in registry.declared_entries("probes").items()}
 app.fastlane = Options(  # type: ignore[attr-defined]
-    SETTINGS.max_body, tick_second, True, ENDPOINTS.wanted_fields(), plainness, count_malformed
+    SETTINGS.max_body, tick_second, ENDPOINTS.wanted_fields(), plainness, count_malformed
 )
 atexit.register(INLET.report_counts, last=True)

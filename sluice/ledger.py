@@ -27,8 +27,7 @@ from sluice.spool.errors import SPOOL_ERRORS, in_one_line
 from sluice.spool.inspector import Inspector, Process
 from sluice.spool.snapshot import Snapshot
 from sluice.store.cell_store import open_cell_store
-from sluice.store.expiry import kept_seconds
-from sluice.store.questions import count_reasons, find_unpublished
+from sluice.store.questions import count_reasons, find_unpublished, kept_seconds
 from sluice.store.registry import check_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable

@@ -29,7 +29,8 @@ from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
 from sluice.store import chores, expiry, transaction_limits
 from sluice.store.decoding import decode_claim
-from sluice.store.expiry import KeyExpiry, kept_seconds
+from sluice.store.expiry import KeyExpiry
+from sluice.store.questions import kept_seconds
 from sluice.store.registry import open_store
 from sluice.store.replay import replay_letters
 from sluice.store.store import RowDestinations, Store

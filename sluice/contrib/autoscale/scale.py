@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 
 from sluice import settings
 from sluice.base import terminal
-from sluice.base.background import exit_on_signal
+from sluice.contrib.background import exit_on_signal
 from sluice.parsers import Range
 from sluice.places import ROOT
 from sluice.spool import open_spool

@@ -25,8 +25,8 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from sluice.base.background import background
 from sluice.base.override import override
+from sluice.contrib.background import background
 from sluice.contrib.kafka.admin import Admin, Begun, Place, ask_errors, log, offset_note, read_note
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool import outlet
