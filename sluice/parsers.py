@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Generic, NamedTuple, Optional, TypeVar
@@ -29,10 +27,6 @@ PRIVATE = (
 )
 AUTO = ("auto",)
 CLIENTS = {"all": EVERYBODY, "private": PRIVATE, "none": (), "auto": AUTO}
-PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])(?![0-9])"
-HOST = rf"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):{PORT}"
-TLS_QUERY = r"(?:ssl_(?:ca_certs|certfile|keyfile)=/[^&#\s]+&?)+"
-LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
 
 
 @dataclass(frozen=True)
@@ -227,39 +221,17 @@ def parse_module(text: str) -> str:
     return text
 
 
-folder = ""  # see `relative_to`
-
-
-@contextlib.contextmanager
-def relative_to(place: Path) -> Iterator[None]:
-    """Meanwhile, relative paths count from there."""
-    global folder
-    folder = str(place)
-    try:
-        yield
-    finally:
-        folder = ""
-
-
 def parse_path(text: str) -> Path:
     """The parser of a path.
 
     A relative one counts from the operator's directory, which bin/up and bin/sluice leave in SLUICE_PWD before they
     change to the checkout; unless that is set, from the current directory.
     """
-    return Path(os.path.abspath(os.path.join(folder or os.environ.get("SLUICE_PWD", ""), text)))
+    return Path(os.path.abspath(os.path.join(os.environ.get("SLUICE_PWD", ""), text)))
 
 
 def parse_spool(text: str) -> str:
-    """`parse` in sluice/base/connect.py reads the parts of these URLs."""
-    if "://" not in text:
-        return str(parse_path(text))
-    match = re.fullmatch(rf"redis(?P<tls>s)?://({LOGIN})?{HOST}(?P<query>\?{TLS_QUERY})?", text, re.ASCII)
-    if not match:
-        return of_scheme("spools", text, "the path of a socket", "redis://USER:PASSWORD@HOST:PORT", "rediss://…")
-    if match["query"] and not match["tls"]:
-        raise ValueError("rediss:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
-    return text
+    return of_scheme("spools", text, "the path of a socket") if "://" in text else str(parse_path(text))
 
 
 def parse_file(text: str) -> Path | None:

@@ -11,13 +11,14 @@ what the last two know of the lists is a `snapshot`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import cache
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
 
-from sluice.spool.errors import EARLIER, NewerLayout
+from sluice.spool.errors import EARLIER, NewerKeys
 
 TIMEOUT_SECONDS = 3.0  # to wait for one reply: longer than a slow fsync, shorter than a client waits
 UNHURRIED_SECONDS = 30.0  # to wait for one reply where no client waits
@@ -233,37 +234,30 @@ return redis.call('SET', KEYS[1], '1', 'EX', 60)
 def open_layout(link: Any) -> None:
     """redis-py calls this for a new connection of a gateway or a worker: note the layout of the keys, once.
 
-    Raises: NewerLayout; RedisError, for keys of an earlier layout, too.
+    Raises: RedisError; NewerKeys.
     """
     link.on_connect()
-    link.send_command("GET", LAYOUT_KEY)
-    found = link.read_response()
-    if not found:
-        link.send_command("SET", LAYOUT_KEY, LAYOUT, "NX", "GET")
-        try:
-            found = link.read_response()
-        except ResponseError:  # Redis refuses to write; the commands that follow tell the client
-            pass
-    layout = int(found or LAYOUT)
-    if layout > LAYOUT:
-        link.disconnect()
-        raise NewerLayout("Redis", layout, LAYOUT)
-    refuse_other(link, layout)
+    if not ask_layout(link, "GET", LAYOUT_KEY):
+        with contextlib.suppress(ResponseError):  # Redis refuses to write; the commands that follow tell the client
+            ask_layout(link, "SET", LAYOUT_KEY, LAYOUT, "NX", "GET")
 
 
 def read_layout(link: Any) -> None:
-    """The same for an operator, who notes nothing. Raises: RedisError."""
+    """The same for an operator, who notes nothing. Raises: RedisError; NewerKeys."""
     link.on_connect()
-    link.send_command("GET", LAYOUT_KEY)
-    refuse_other(link, int(link.read_response() or LAYOUT))
+    ask_layout(link, "GET", LAYOUT_KEY)
 
 
-def refuse_other(link: Any, layout: int) -> None:
-    """Close the connection to keys of another layout. Raises: ConnectionError."""
-    if layout != LAYOUT:
+def ask_layout(link: Any, *command: Any) -> bool:
+    """Whether a layout was noted. Raises: ConnectionError, NewerKeys if it is another one; the connection is closed."""
+    link.send_command(*command)
+    layout = int(link.read_response() or 0)
+    if layout not in (0, LAYOUT):
         link.disconnect()
-        remedy = EARLIER if layout < LAYOUT else "update Sluice"
-        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {remedy}")
+        if layout > LAYOUT:
+            raise NewerKeys("Redis", layout, LAYOUT)
+        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {EARLIER}")
+    return bool(layout)
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:
