@@ -89,8 +89,7 @@ class FastLane(SlowLane):
     alive: bool
     waits = False  # whether all answers may raise Later
     poller: Any
-    wsgi: Callable[..., Any]  # for gunicorn's handler
-    application: Callable[..., Any]  # for the fast lane
+    wsgi: Callable[..., Any]
 
     @classmethod
     def setup(cls) -> None:
@@ -111,7 +110,6 @@ class FastLane(SlowLane):
             and self.cfg.logger_class.access is Logger.access
             and all(setting.get() == setting.default for setting in settings)
         )
-        self.application = self.wsgi
         options: Options = getattr(self.wsgi, "fastlane", Options())
         self.max_body = min(MAX_BODY_BYTES, options.max_body)
         self.tick, self.rejected = options.tick, options.rejected
@@ -355,7 +353,7 @@ class FastLane(SlowLane):
             conn.pieces = []
             conn.state = IDLE
             self.release(conn)
-        wsgi, pending = self.application, self.pending
+        wsgi, pending = self.wsgi, self.pending
         while True:
             end = data.find(b"\r\n\r\n") + 4
             head = data[:end]

@@ -5,7 +5,7 @@ of its bodies wait; the loop serves all others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gevent
@@ -31,12 +31,14 @@ class KafkaLane(FastLane):
     def prepare(self) -> None:
         super().prepare()
         Inlet.later = Later
-        self.wsgi = self.wait_for
+        self.application, self.wsgi = self.wsgi, self.call_application
         self.held: dict[Connection, Pending] = {}  # clients with an answer that is not ready, by age
 
-    def wait_for(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
-        """`application`, for gunicorn's handler, which iterates an answer once: wait until it is ready."""
-        answer = self.application(environ, start_response)
+    def call_application(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """In the slow lane, wait until the answer is ready: gunicorn's handler iterates it once."""
+        answer: Iterable[bytes] = self.application(environ, start_response)
+        if "fastlane.head" in environ:
+            return answer
         while True:
             try:
                 return list(answer)
