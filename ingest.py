@@ -14,12 +14,15 @@ from sluice.http.endpoints import Endpoint, load_endpoints, without_slashes
 from sluice.http.replies import Rejected
 from sluice.http.routes import OK, Reply
 from sluice.routes import load_routes
-from sluice.spool import open_inlet
-from sluice.spool.inlet import Group
+from sluice.spool import open_spool
+from sluice.spool.inlet import Group, Inlet
 
 SETTINGS = settings.load_or_exit()
 CLOSING, DRAINING = SETTINGS.closing, SETTINGS.draining
-INLET = open_inlet(SETTINGS.spool, SETTINGS.figures, SETTINGS.replicas, SETTINGS.max_memory // 2, SETTINGS.gateways)
+INLET: Inlet = open_spool(
+    "inlet:Inlet", SETTINGS.spool, SETTINGS.figures,
+    replicas=SETTINGS.replicas, max_bytes=SETTINGS.max_memory // 2, gateways=SETTINGS.gateways,
+)  # fmt: skip
 append, commit, counts = INLET.append, INLET.commit, INLET.counts
 TELLERS = [make(SETTINGS) for make in registry.load_hooks("rejections")]
 
@@ -146,6 +149,6 @@ PLAIN = ENDPOINTS.by_path
 PROBES: dict[str, Callable[..., Reply | None]] = {"/healthz": answer_healthz, "/readyz": answer_readyz}
 PROBES |= {path: entry.load() for path, entry in registry.declared_entries("probes").items()}
 app.fastlane = Options(  # type: ignore[attr-defined]
-    SETTINGS.max_body, tick_second, True, ENDPOINTS.wanted_fields(), plainness, count_malformed
+    SETTINGS.max_body, tick_second, ENDPOINTS.wanted_fields(), plainness, count_malformed
 )
 atexit.register(INLET.report_counts, last=True)

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,17 +30,16 @@ from redis.exceptions import ResponseError
 from sluice import registry, settings
 from sluice.account import SHARED, Publisher, shared_settings
 from sluice.base import counters, daemon
-from sluice.parsers import DEAD, FOREVER, Keep
-from sluice.spool import open_outlet, open_snapshots
+from sluice.parsers import FOREVER, Keep
+from sluice.spool import open_spool
 from sluice.spool.claim import Claim
-from sluice.spool.contract import AT_ONCE, RENEW_SECONDS, UNHURRIED_SECONDS
+from sluice.spool.contract import AT_ONCE, RENEW_SECONDS
 from sluice.spool.errors import SPOOL_ERRORS, Lost, NewerLayout, in_one_line
 from sluice.spool.outlet import ALONE, MAX_BODIES, MAX_BYTES, Outlet, Request
 from sluice.store import transaction_limits
-from sluice.store.chores import Chore
+from sluice.store.chores import Chores, worker_chores
 from sluice.store.database_identity import has_stored, require_file
 from sluice.store.decoding import SAMPLE, Group, decode_claim, trace_of
-from sluice.store.expiry import Expiry, KeyExpiry
 from sluice.store.registry import check_store, open_destinations, open_store
 from sluice.store.store import RowDestinations, Store, key_names
 from sluice.store.types import Body, Full, NewerTables, Outcome, Unavailable
@@ -64,10 +63,6 @@ UNFIT = "it becomes more than the disk has room for"
 ROOM_BYTES = 8 << 20  # with less room for one transaction, nothing is buried for that: it is the disk that is full
 ATTEMPTS = 2  # to store a body alone that did not return; after these it is buried
 BACKOFF_SECONDS = (0.1, 10.0)  # between two attempts while the store or Redis is unavailable: first, maximum
-LEFT_SECONDS = 86400  # that keys are kept if no stream has any now
-BURST_SECONDS = 1.0  # for a chore at the end of a burst
-CHORES_SHARE = 10  # chores take at most 1/10 of the time
-FOLD_SECONDS = 10.0  # between two looks for old batches
 
 
 class StreamState:
@@ -79,7 +74,6 @@ class StreamState:
         self.decoded = counts.histogram(f"decode_seconds {stream.name}", counters.SECONDS)
         self.persisted = counts.histogram(f"persist_seconds {stream.name}", counters.SECONDS)
         self.errors = counts.counter(f"store_errors {stream.name}")
-        self.counts = counts
         self.senders = [make(counts) for make in registry.load_hooks("senders")]
         self.samplers = [make(counts, stream) for make in registry.load_hooks("samplers")]
         self.claim: Claim | None = None
@@ -91,10 +85,10 @@ class StreamState:
         self.retry_at = AT_ONCE  # monotonic
         self.slow, self.began = False, 0.0  # whether the last step was slow; when it began
 
-    def held_claims(self) -> list[Claim]:
-        """The claims whose leases are to be kept: the one in progress, and the next one. For another thread."""
+    def held_claims(self, wait: bool = False) -> list[Claim]:
+        """The claim in progress, and the next one, once its reply has come. wait: for that."""
         prefetched = self.prefetched
-        return [claim for claim in (self.claim, prefetched.arrived_claim() if prefetched else None) if claim]
+        return [claim for claim in (self.claim, prefetched(wait) if prefetched else None) if claim]
 
     def postpone(self) -> None:
         """Keep the claim for a later attempt. Its lease stays alive, and the other streams go on."""
@@ -132,8 +126,7 @@ class Worker:
         self.store: Store[Any] | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]
         self.connect = partial(open_store, url, streams, keep=keep, row_destinations=row_destinations, used=used)
-        self.chores = list(worker_chores(streams, keep, row_destinations))
-        self.chores_at = 0.0  # monotonic
+        self.chores = Chores(worker_chores(streams, keep, row_destinations), self.log_change)
         self.buried = 0
         self.stopping = self.released = False
         # A lock used as an event: unlike Event.set(), release() is safe in a signal handler. Held until `stop`.
@@ -178,15 +171,15 @@ class Worker:
                 backoff = min(backoff * 2, BACKOFF_SECONDS[1])
                 continue
             if done:
-                self.do_each_chore()
+                self.chores.do_each(self.store, lambda: self.stopping)
                 break
-            self.do_chores()
+            self.chores.do_next(self.store)
             if not busy:
                 self.wake.acquire(timeout=IDLE_SECONDS)
         for state in self.states:
             if state.prefetched and not state.claim:
                 with contextlib.suppress(*SPOOL_ERRORS):
-                    self.step(state)
+                    self.try_step(state)
         self.release()
         if self.store:
             with contextlib.suppress(Unavailable):
@@ -207,83 +200,61 @@ class Worker:
         except Unavailable:  # logged when there is something to store
             pass
 
-    def do_chores(self) -> None:
-        """Do one step of the chore that is due first, if it is time."""
-        chore = min(self.chores, key=lambda chore: chore.due)
-        if time.monotonic() >= max(self.chores_at, chore.due):
-            self.do_chore(chore)
-
-    def do_each_chore(self) -> None:
-        """Do each chore, for BURST_SECONDS at most: no other worker may ever do it."""
-        for chore in self.chores:
-            end = time.monotonic() + BURST_SECONDS
-            while self.do_chore(chore) and time.monotonic() < end and not self.stopping:
-                pass
-
-    def do_chore(self, chore: Chore) -> bool:
-        """Do one step of a chore, if the store was available at last; whether there may be more."""
-        began = time.monotonic()
-        if self.store is None or self.store.db is None:
-            return False
-        try:
-            more = chore.step(self.store)
-        except NewerTables:
-            raise
-        except Unavailable as error:  # a destination that is down may take seconds to fail: delay this chore only
-            self.log_change(chore.name, f"not done: {error}")
-            now = time.monotonic()
-            chore.due = now + max(chore.pause, CHORES_SHARE * (now - began))
-            return False
-        except Exception as error:  # one chore must not end the worker, which stores beside it
-            log.error("%s: unexpected error; will retry\n%s", chore.name, trace_of(error))
-            chore.due = time.monotonic() + chore.pause
-            return False
-        self.log_change(chore.name, None)
-        now = time.monotonic()
-        chore.due = now + (0 if more else chore.pause)
-        self.chores_at = now + CHORES_SHARE * (now - began)
-        return more
-
     def stop(self) -> None:
         """Stop after the present batch. Call it once."""
         self.stopping = True
         self.wake.release()
 
     def try_step(self, state: StreamState) -> bool:
-        """`step`, but an error of this stream delays only this stream. Raises: one of SPOOL_ERRORS, NewerLayout."""
+        """`step`, but an error of this stream delays only this stream: its claim is kept for a later attempt, or given
+        up if it is lost. Raises: one of SPOOL_ERRORS, NewerLayout.
+        """
         try:
             return self.step(state)
         except NewerLayout:
             raise
+        except Lost as error:
+            log.warning("%s", error)
+            state.claim, state.backoff, state.error = None, 0.0, ""
+            return True
+        except Unavailable as error:
+            why = state.error = f"{error.what} is unavailable: {error}"
+            if isinstance(error, Full) and state.claim and state.backoff and error.room >= ROOM_BYTES:
+                state.unfit = state.claim.epoch, state.claim.first
         except Exception as error:
             # a key of this stream is not as it should be: its script failed, and Redis works
             scripted = isinstance(error, ResponseError) and "script" in str(error)
             if isinstance(error, SPOOL_ERRORS) and not scripted:
                 raise
-            state.errors.n += 1
-            self.log_change(state.stream.name, f"an error, tried again: {error if scripted else trace_of(error)}")
-            state.postpone()
-            return False
+            why = f"an error, tried again: {error if scripted else trace_of(error)}"
+            if state.claim:
+                state.error = f"unexpected error: {type(error).__name__}"
+        state.errors.n += 1
+        self.log_change(state.stream.name, why)
+        state.postpone()
+        return False
 
     def step(self, state: StreamState) -> bool:
-        """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once."""
+        """Claim, persist and settle one batch of a stream; True if the stream should get its next step at once.
+
+        Raises: Lost, Unavailable, one of SPOOL_ERRORS; nothing is settled then.
+        """
         state.slow, state.began = False, time.monotonic()
-        if time.monotonic() < state.retry_at:
+        if state.began < state.retry_at:
             return False
+        if state.claim is None:
+            request = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
+            state.prefetched = None
+            state.claim = request()
         claim = state.claim
         if claim is None:
-            read_reply = state.prefetched or self.outlet.request_claim(state.stream.name, state.max_bodies)
-            state.prefetched = None
-            claim = state.claim = read_reply()
-            if claim is None:
-                return False
+            return False
         cpu, decoding, began = time.thread_time(), state.decoded.sum, time.monotonic()
-        stored = self.persist(state, claim)
-        took = time.monotonic() - began
-        state.slow = took >= SLOW_SECONDS
-        if stored is None:
-            return state.claim is None
-        outcome, group, decoding_cpu = stored
+        try:
+            outcome, group, decoding_cpu = self.persist(state, claim)
+        finally:
+            took = time.monotonic() - began
+            state.slow = took >= SLOW_SECONDS
         end = group.end
         state.persisted.add(took)
         self.log_change(state.stream.name, None)
@@ -299,71 +270,40 @@ class Worker:
 
     def sample(self, state: StreamState, stored: list[Body], seconds: float) -> None:
         """Let contributions look at bodies that are settled: one that ends the worker here is not claimed again."""
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        try:
+        with limit_cpu():
             for sampler in state.samplers:
                 sampler.look(stored, self.limits, seconds)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, Group, float] | None:
-        """Store a claim, or its first bodies: these, and the seconds of CPU of their decoding.
-
-        None if it was not stored: it is kept for a later attempt, or given up if it is lost.
-        Raises: one of SPOOL_ERRORS.
-        """
-        try:
-            if self.store is None:
-                self.store = self.connect()
-            items = self.outlet.read_items(claim)
-            if claim.deliveries > 1:
-                items = unstored(self.store, claim, items)
-            # the spool executes the next claim while these bodies are stored; before, they would have waited for it
-            self.prefetch(state, claim)
-            if alone := claim.deliveries >= ALONE or bool(state.backoff):
-                with self.store.transaction(read=True):  # while the database is away, nothing is decoded
-                    pass
-            with self.attempt(state, claim) if claim.deliveries >= ALONE else contextlib.nullcontext() as reason:
-                signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-                # the disk may have room for what one body becomes
-                if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
-                    reason = UNFIT
+    def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, Group, float]:
+        """Store a claim, or its first bodies: these, and the seconds of CPU of their decoding."""
+        store = self.store = self.store or self.connect()
+        items = self.outlet.read_items(claim)
+        if claim.deliveries > 1:
+            items = unstored(store, claim, items)
+        # the spool executes the next claim while these bodies are stored; before, they would have waited for it
+        self.prefetch(state, claim)
+        if alone := claim.deliveries >= ALONE or bool(state.backoff):
+            with store.transaction(read=True):  # while the database is away, nothing is decoded
+                pass
+        with self.attempt(state, claim) if claim.deliveries >= ALONE else contextlib.nullcontext() as reason:
+            # the disk may have room for what one body becomes
+            if not reason and state.backoff and state.unfit == (claim.epoch, claim.first):
+                reason = UNFIT
+            with limit_cpu():
                 cpu = time.thread_time()
-                seconds = 0.0 if alone else transaction_limits.TURN_SECONDS
-                group = (
-                    first_reject(claim, items[0], reason)
-                    if reason
-                    else decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
-                )
+                if reason:
+                    group = first_reject(claim, items[0], reason)
+                else:
+                    seconds = 0.0 if alone else transaction_limits.TURN_SECONDS
+                    group = decode_claim(claim, items, state.stream, self.limits, state.decoded, seconds)
                 cpu = time.thread_time() - cpu
-                outcome = self.store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
-            if not outcome.again and (names := key_names(group.bodies)):
-                for count in state.senders:
-                    count.stored(claim.stream, names.values())
-            for kind, n in group.without_rows.items():
-                state.counts.counter(f"without_rows {claim.stream} {kind}").n += n
-            return outcome, group, cpu
-        except NewerTables:
-            raise
-        except Unavailable as error:
-            state.errors.n += 1
-            state.error = f"{error.what} is unavailable: {error}"
-            self.log_change(state.stream.name, state.error)
-            if isinstance(error, Full) and state.backoff and error.room >= ROOM_BYTES:
-                state.unfit = claim.epoch, claim.first
-        except Lost as error:
-            log.warning("%s", error)
-            state.claim, state.backoff, state.error = None, 0.0, ""
-            return None
-        except SPOOL_ERRORS:
-            raise
-        except Exception as error:
-            state.error = f"unexpected error: {type(error).__name__}"
-            log.error("%s: unexpected error; will retry\n%s", state.stream.name, trace_of(error))
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        state.postpone()
-        return None
+                outcome = store.persist(claim.part(claim.first, group.end), group.bodies, self.limits)
+        if not outcome.again and (names := key_names(group.bodies)):
+            for count in state.senders:
+                count.stored(claim.stream, names.values())
+        for kind, n in group.without_rows.items():
+            self.outlet.counts.counter(f"without_rows {claim.stream} {kind}").n += n
+        return outcome, group, cpu
 
     @contextlib.contextmanager
     def attempt(self, state: StreamState, claim: Claim) -> Iterator[str]:
@@ -411,9 +351,8 @@ class Worker:
         self.released = True
         with contextlib.suppress(*SPOOL_ERRORS):
             for state in self.states:
-                for claim in state.claim, state.prefetched() if state.prefetched else None:
-                    if claim:
-                        self.outlet.renew(claim, 0)
+                for claim in state.held_claims(wait=True):
+                    self.outlet.renew(claim, 0)
             self.outlet.report_state()
         self.outlet.close()
 
@@ -422,6 +361,16 @@ class Worker:
         if why != self.logged.get(subject):
             self.logged[subject] = why
             log.warning("%s: %s", subject, why) if why else log.info("%s: recovered", subject)
+
+
+@contextlib.contextmanager
+def limit_cpu() -> Iterator[None]:
+    """End this process once it has taken CPU_SECONDS meanwhile."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def first_reject(claim: Claim, item: bytes, reason: str) -> Group:
@@ -441,23 +390,6 @@ def unstored(store: Store[Any], claim: Claim, items: Sequence[bytes]) -> list[by
     return rest
 
 
-def worker_chores(
-    streams: Mapping[str, Stream], keep: Keep, row_destinations: RowDestinations | None
-) -> Iterator[Chore]:
-    """Fold old batches, delete old keys, rows and dead letters, and what contributions do besides."""
-    yield Chore("folding of batches", lambda store: store.fold_batches(), FOLD_SECONDS)
-    for more in registry.load_hooks("chores"):
-        yield from more(row_destinations)
-    # without a stream that has keys, those from before INGEST_UNIQUE=off are deleted
-    keys = KeyExpiry({name: each.rule.seconds for name, each in streams.items() if each.rule} or {"": LEFT_SECONDS})
-    yield Chore("deleting old keys", keys.step, keys.pause_seconds())
-    for name in (*streams, DEAD):
-        age = keep.for_stream(name)
-        if age is not None:
-            expiry = Expiry(name, age)
-            yield Chore(f"deleting old rows of {name}", expiry.step, expiry.pause_seconds())
-
-
 def main(arguments: list[str]) -> int:
     """Set up logging and signals, then run the worker; returns the exit status."""
     if arguments not in ([], ["run"], ["burst"]):
@@ -471,12 +403,12 @@ def main(arguments: list[str]) -> int:
         check_store(config.store)
         require_file(config)
         row_destinations = open_destinations(config, streams)
-    snapshots = open_snapshots(config.spool, config.figures, UNHURRIED_SECONDS)
+    snapshots = open_spool("snapshot:Snapshots", config.spool, config.figures)
     known = partial(shared_settings, streams, config.keep, row_destinations)
     publisher = Publisher(
         snapshots, streams, config.cell, not config.has_own_redis, config.replicas, known, config.home
     )
-    outlet = open_outlet(config.spool, config.figures, config.replicas)
+    outlet = open_spool("outlet:Outlet", config.spool, config.figures, replicas=config.replicas)
     worker = Worker(
         outlet, config.store, streams, body_limits(config), publisher, config.keep, row_destinations, has_stored(config)
     )

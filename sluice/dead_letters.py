@@ -28,18 +28,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 class DeadLetters:
     def __init__(self, store: Store[Any], where: str | None = None, stream: str | None = None) -> None:
         """where: a condition in SQL."""
-        self.store = store
+        self.store, self.stream = store, stream
         parts = [streams_condition([stream])] if stream is not None else []
         if where is not None:
             parts.append(f"({where}\n)")  # a comment at its end must not hide the parenthesis
         self.where = " AND ".join(parts) or "true"
 
-    def reasons(self) -> list[tuple[str, str, int]]:
-        """(stream, reason, letters), the most frequent first. Raises: SettingError if `where` is not valid SQL."""
+    def reasons(self, streams: Collection[str]) -> list[tuple[str, str, int]]:
+        """(stream, reason, letters), the most frequent first.
+
+        Raises: SettingError if `where` is not valid SQL, or if none is found and the stream is none of these.
+        """
         try:
-            return count_reasons(self.store, self.where)
+            found = count_reasons(self.store, self.where)
         except ValueError as error:
             raise SettingError(f"--where: {error}") from None
+        if not found and self.stream is not None:
+            require_stream(self.stream, streams)
+        return found
 
     def newest(self, limit: int) -> list[DeadLetter]:
         """The newest letters, newest first. The store returns them in parts that fit into memory."""
@@ -79,9 +85,14 @@ def body_excerpt(body: bytes, characters: int) -> str:
     return terminal.cut_text(terminal.printable(shown[: 4 * characters]), characters)
 
 
-def require_stream(name: str | None, streams: Collection[str]) -> None:
-    """Raises: SettingError if a stream without letters is none that is known."""
-    if name is not None and name not in streams:
+def reasons_table(counts: list[tuple[str, str, int]]) -> str:
+    rows = ((letters, stream, reason) for stream, reason, letters in counts)
+    return terminal.format_table(("letters", "stream", "reason"), rows, left=3)
+
+
+def require_stream(name: str, streams: Collection[str]) -> None:
+    """Raises: SettingError."""
+    if name not in streams:
         raise SettingError(f"there is no stream {name!r}; there are {', '.join(sorted(streams))}.")
 
 

@@ -21,13 +21,13 @@ from sluice.base.disk import spare_bytes
 from sluice.base.times import format_age
 from sluice.routes import load_routes
 from sluice.settings import Settings
+from sluice.spool import open_spool
 from sluice.spool.claim import Claim
 from sluice.spool.errors import SPOOL_ERRORS, in_one_line
-from sluice.spool.inspector import Inspector, Process, open_inspector
+from sluice.spool.inspector import Inspector, Process
 from sluice.spool.snapshot import Snapshot
 from sluice.store.cell_store import open_cell_store
-from sluice.store.expiry import kept_seconds
-from sluice.store.questions import count_reasons, find_unpublished
+from sluice.store.questions import count_reasons, find_unpublished, kept_seconds
 from sluice.store.registry import check_store
 from sluice.store.store import Store
 from sluice.store.types import Ledger, Unavailable
@@ -187,7 +187,7 @@ class Observer:
         self.contributed = {
             name: registry.load_target(each)(s) for name, each in registry.declared_entries("figures").items()
         }
-        self.spool = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
+        self.spool = open_inspector(s)
         self.store: Store[Any] | None = None
         self.counted: Counted = {}
         self.earlier: dict[str, int] = {}  # bodies of earlier lists, from the database
@@ -444,9 +444,14 @@ def waiting_bodies(cell: Cell) -> int | None:
     return None if total["ready"] is None or total["claimed"] is None else total["ready"] + total["claimed"]
 
 
+def open_inspector(s: Settings) -> Inspector:
+    opened: Inspector = open_spool("inspector:Inspector", s.spool, s.figures, timeout=TIMEOUT_SECONDS)
+    return opened
+
+
 def stream_inspector(stream: str, s: Settings, verb: str = "") -> Inspector:
     """Access to the spool, for a stream that exists. Raises: SettingError; one of SPOOL_ERRORS; NoSuchVerb."""
-    opened = open_inspector(s.spool, s.figures, TIMEOUT_SECONDS)
+    opened = open_inspector(s)
     opened.require(verb)
     names = {*load_streams(s), *(route.stream for route in load_routes(s.routes).values())}
     if stream not in names and stream not in (names := names | opened.list_streams()):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Generic, NamedTuple, Optional, TypeVar
@@ -227,27 +225,13 @@ def parse_module(text: str) -> str:
     return text
 
 
-folder = ""  # see `relative_to`
-
-
-@contextlib.contextmanager
-def relative_to(place: Path) -> Iterator[None]:
-    """Meanwhile, relative paths count from there."""
-    global folder
-    folder = str(place)
-    try:
-        yield
-    finally:
-        folder = ""
-
-
 def parse_path(text: str) -> Path:
     """The parser of a path.
 
     A relative one counts from the operator's directory, which bin/up and bin/sluice leave in SLUICE_PWD before they
     change to the checkout; unless that is set, from the current directory.
     """
-    return Path(os.path.abspath(os.path.join(folder or os.environ.get("SLUICE_PWD", ""), text)))
+    return Path(os.path.abspath(os.path.join(os.environ.get("SLUICE_PWD", ""), text)))
 
 
 def parse_spool(text: str) -> str:

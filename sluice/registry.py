@@ -76,9 +76,10 @@ class Coding(Entry):
 
 @dataclass(frozen=True)
 class Spool(Entry):
-    """What may stand in the list's place: a package with the modules `inlet`, `outlet` and `inspector`.
+    """What may stand in the list's place: a package with the modules `inlet`, `outlet`, `snapshot` and `inspector`.
 
-    In each is the class of that name.
+    They have the classes Inlet, Outlet, Snapshots and Inspector, made with the URL, the address of the Redis of the
+    figures, and what `sluice.spool.open_spool` is given.
     pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
     connect: "module:function" of a class of connections and of the address; the class of those to the Redis that the
         address names.
@@ -96,10 +97,11 @@ class Spool(Entry):
 
 @dataclass(frozen=True)
 class Database(Entry):
-    """A database. target: its package, with the modules `store`, and `copies` with `backup` and `restore`.
+    """A database. target: its package, with the modules `store`, `questions` (see `sluice.store.questions`), and
+    `copies` with `backup` and `restore`.
 
     name: for people. store: the class in the module `store`. pattern: of its URLs. form: how one is written.
-    magic: the beginning of a copy.
+    magic: the beginning of a copy. check: "module:function" of a URL, which does not connect. Raises: SettingError.
     """
 
     name: str = ""
@@ -107,6 +109,7 @@ class Database(Entry):
     pattern: str = ""
     form: str = ""
     magic: bytes = b""
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ class Contribution:
     network: "module:function" of the settings: whether workers speak with other machines.
     places: "module:function" of the settings; (setting, file) for each file whose folder bin/up makes.
     check: "module:function" of settings, routes and streams, called before anything starts. Raises: SettingError.
-    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.chores.Chore`s.
+    chores: "module:function" of what `rows` opened; it yields the worker's `sluice.store.chores.Chore`s.
     rejections: "module:class" of the settings. Its `tell(reply, path, environ)` is called for each request that a
         gateway rejects, `tell_malformed(status, reason, begin)` for one that cannot be parsed. Neither waits.
     senders: "module:class" of a process's counts: `stored(stream, names)` after a commit, `rejected(status, name)`.
@@ -166,7 +169,6 @@ class Contribution:
         "NAME: VALUE": of those in which its value begins so. The gateway keeps the heads of such bodies.
     codings: what stands in Content-Encoding, beside gzip and deflate.
     keys: the names of header fields that may have the key of a request, after those of the core.
-    repair: "module:function" of a text that is no JSON, and of the budget; it returns JSON, or b"". Raises: Exhausted.
     own_decoder: "module:class" of the decoder of JSON for a user's streams.
     built_in: "module:function" of the built-in streams and the settings; it returns them, some with other decoders.
     extra: "module:function" of a stream that is declared with `extra=True`; it returns the one that has the column.
@@ -208,7 +210,6 @@ class Contribution:
     openers: Mapping[str, str] = field(default_factory=dict)
     codings: Mapping[str, Coding] = field(default_factory=dict)
     keys: Sequence[str] = ()
-    repair: str = ""
     own_decoder: str = ""
     built_in: str = ""
     extra: str = ""
@@ -256,13 +257,9 @@ def of_url(kind: str, url: str) -> Any:
     return declared_entries(kind).get(scheme) if separator else None
 
 
-def declared_formats() -> list[Any]:
-    return [known for each in contributions().values() for known in each.formats]
-
-
-def listed(kind: str) -> list[str]:
-    """What all contributions declare of a kind that is a list: "fields", "keys" or "paths"."""
-    return [name for each in contributions().values() for name in getattr(each, kind)]
+def listed(kind: str) -> list[Any]:
+    """What all contributions declare of a kind that is a list: "formats", "fields", "keys" or "paths"."""
+    return [entry for each in contributions().values() for entry in getattr(each, kind)]
 
 
 def load_hooks(kind: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ ROUTES = {
         known.stream, answer, json=known.json, batch=known.stream in BATCHED, empty=known.empty, fields=known.fields,
         get=known.get, methods=known.methods,
     )
-    for known in registry.declared_formats()
+    for known in registry.listed("formats")
     for path, answer in known.paths.items()
 } | registry.declared_entries("routes")  # fmt: skip
 

@@ -1,50 +1,32 @@
 """The settings of the core, a line each in the class Settings, and of contributions; read once, at the start.
 
-A value is that of the environment, or else of the file `settings` in INGEST_HOME, which is the user's, or else the
-default. A start (`load(file=True)`) gives its programs what it has read as their environment (`load()`), so an edit of
-the file counts from the next start for all of them. It also writes it to `etc/settings`, for the verbs
-(`load(last=True)`), which must know the database and the list of the cell that runs.
+A value is that of the environment, or else the default. What else a start and a verb read, is in
+sluice/home_settings.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar, cast
 
 from sluice import parsers, places, registry
 from sluice.base.files import read_file
-from sluice.parsers import (
-    AUTO,
-    ByStream,
-    Keep,
-    LogStyle,
-    Range,
-    choice_parser,
-    clients_parser,
-    integer_parser,
-    size_parser,
-)
 from sluice.registry import Setting, Spool
 
 T = TypeVar("T")
-FILE = "settings"  # below INGEST_HOME: what its user sets, as lines NAME=value
 STARTED = "etc/settings"  # below INGEST_HOME: as they were at the last start
 STORE = "etc/store"  # below INGEST_HOME: which database has what is stored
 SCRATCH_SOCKET = "run/views.sock"  # of the second Redis, below INGEST_HOME
 SOCKETS = 4  # of gateway and of reader: one Unix socket refuses (502) when its backlog is full (nginx/sluice.conf)
 MAX_ITEM = 500 << 20  # bytes of a body: an item of a list may have 512 MiB, with its head
 BATCH = 8  # times INGEST_MAX_BODY: what a batch may have, and what any compressed body may inflate to
-SOCKET_PATH = 107  # bytes: sun_path in unix(7), without its NUL
 SHOWN_CHARACTERS = 200  # of an invalid value
 
 
@@ -53,53 +35,50 @@ class SettingError(ValueError):
 
 
 def setting(parse: Callable[[str], T], default: str, purpose: str) -> T:
-    """A setting of the core, as a field of `Settings`; see `registry.Setting`."""
-    row: T = dataclasses.field(metadata={"setting": Setting(parse, default, purpose)})
-    return row
+    """A setting of the core, as an attribute of the class `Settings`; see `registry.Setting`."""
+    return cast(T, Setting(parse, default, purpose))
 
 
-@dataclass(frozen=True)
 class Settings:
     """The settings of one cell, each from the variable INGEST_ and its name. Sizes are in bytes.
 
+    The class has the rows of the table, an object their values, and those of the settings of contributions.
     What each one is, and when to change it: docs/protocol/operator.md.
     """
 
-    port: int = setting(integer_parser(1, 65535), "8080", "TCP port of nginx")
+    port: int = setting(parsers.integer_parser(1, 65535), "8080", "TCP port of nginx")
     home: Path = setting(parsers.parse_path, "var", "directory of data, logs and sockets")
     cell: str = setting(parsers.parse_cell, "", "name of this installation where several store in one database")
-    runtime: str = setting(choice_parser("cpython", "pypy"), "cpython", "Python of the gateway")
+    runtime: str = setting(parsers.choice_parser("cpython", "pypy"), "cpython", "Python of the gateway")
     gateways: int = setting(parsers.gateways, "auto", "gateway processes")
-    workers: Range = setting(parsers.parse_processes, "1", "worker processes")
+    workers: parsers.Range = setting(parsers.parse_processes, "1", "worker processes")
     durability: str = setting(
-        choice_parser("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
+        parsers.choice_parser("always", "everysec", "no"), "always", "whether an answer waits until it is on disk"
     )
-    replicas: int = setting(integer_parser(0, 16), "0", "replicas of Redis that must confirm each commit")
-    max_body: int = setting(size_parser(1, MAX_ITEM), "1m", "bytes in a body")
-    max_memory: int = setting(size_parser(8 << 20), "1g", "memory of Redis: what may wait to be stored")
+    replicas: int = setting(parsers.integer_parser(0, 16), "0", "replicas of Redis that must confirm each commit")
+    max_body: int = setting(parsers.size_parser(1, MAX_ITEM), "1m", "bytes in a body")
+    max_memory: int = setting(parsers.size_parser(8 << 20), "1g", "memory of Redis: what may wait to be stored")
     store: str = setting(parsers.parse_database, "sqlite:///$INGEST_HOME/ingest.db", "the database")
-    keep: Keep = setting(parsers.parse_keep, "forever", "age at which rows and dead letters are deleted")
-    unique: ByStream[tuple[int, bool]] = setting(
+    keep: parsers.Keep = setting(parsers.parse_keep, "forever", "age at which rows and dead letters are deleted")
+    unique: parsers.ByStream[tuple[int, bool]] = setting(
         parsers.parse_unique, "1d", "how long keys are kept that make repeats one"
     )
     spool: str = setting(parsers.parse_spool, "$INGEST_HOME/run/redis.sock", "the list between gateway and worker")
     routes: str = setting(parsers.parse_module, "", "module of routes of your own")
     records: str = setting(parsers.parse_module, "", "module of streams of your own")
     allow: tuple[str, ...] = setting(
-        clients_parser("all", "private", "auto"), "auto", "networks whose clients may write"
+        parsers.clients_parser("all", "private", "auto"), "auto", "networks whose clients may write"
     )
     hosts: tuple[str, ...] = setting(parsers.parse_hosts, "", "names of this server, for reading in a browser")
-    log: LogStyle = setting(parsers.parse_log_style, "text", "form of the logs")
-    # the values of the settings of contributions, by name, which are attributes, too
-    contributed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # variable -> text, of those that are set
-    given: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    log: parsers.LogStyle = setting(parsers.parse_log_style, "text", "form of the logs")
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["contributed"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+    def __init__(self, values: Mapping[str, Any], given: Mapping[str, str]) -> None:
+        """given: variable -> text, of those that are set."""
+        vars(self).update(values)
+        self.given = given
+
+    def __getattr__(self, name: str) -> Any:  # for mypy: it does not know the settings of contributions
+        raise AttributeError(name)
 
     def values(self) -> dict[str, Any]:
         """The value of each setting, by name."""
@@ -162,7 +141,7 @@ class Settings:
 @functools.cache
 def settings_table() -> dict[str, Setting]:
     """Every setting, by name: the core's, then those of contributions."""
-    core = {row.name: row.metadata["setting"] for row in dataclasses.fields(Settings) if row.metadata}
+    core = {name: row for name, row in vars(Settings).items() if isinstance(row, Setting)}
     return core | registry.declared_entries("settings")
 
 
@@ -174,97 +153,43 @@ def variables() -> list[str]:
     return [variable(name) for name in settings_table()]
 
 
-def load_settings(environ: Mapping[str, str] = os.environ, *, file: bool = False, last: bool = False) -> Settings:
+def load_settings(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> Settings:
     """An empty variable counts as not set. Raises: SettingError for the first invalid value.
 
-    file: what is not set is as the home's file has it, as at a start. last: it is as the last start had it; before the
-    first start, as the file has it. For what an operator runs, whose shell has the settings of no cell.
+    last: what is not set is as the last start had it, for what an operator runs, whose shell has the settings of no
+    cell.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"home": home_of(environ)}
     given: dict[str, str] = {}
-    started: dict[str, str] = {}
-    kept: dict[str, str] = {}  # what the home says of what is not set
-    where = ""
-    for name, row in sorted(settings_table().items(), key=lambda item: item[0] != "home"):  # the others may be in it
-        text = environ.get(variable(name), "").strip()
-        if of_home := not text and bool(kept.get(variable(name))):
-            text = kept[variable(name)]
-        if is_set := bool(text):
-            given[variable(name)] = text
-        else:
-            text = row.default if name != "home" else str(places.default_home())
-            text = text.replace("$INGEST_HOME", str(values.get("home")))
-        try:
-            with parsers.relative_to(values["home"]) if of_home else contextlib.nullcontext():
-                values[name] = row.parse(text)
-        except ValueError as error:
-            shown = repr(without_password(text))
-            shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
-            raise SettingError(f"{where * of_home}{variable(name)}={shown} is invalid: expected {error}.") from None
+    started = of_last_start(values["home"])
+    kept = started if last else {}
+    for name, row in settings_table().items():
         if name == "home":
-            given.pop(variable(name), None)
-            started = of_last_start(values["home"])
-            if last and started:
-                kept = started
-            elif file or last:
-                kept, where = of_file(values["home"]), f"{values['home'] / FILE}: "
-        elif is_set and isinstance(values[name], (str, Path)):
-            given[variable(name)] = str(values[name])  # a path that counts from anywhere
+            continue
+        text = environ.get(variable(name), "").strip() or kept.get(variable(name), "")
+        value = values[name] = parse_setting(name, text or row.default.replace("$INGEST_HOME", str(values["home"])))
+        if text:
+            given[variable(name)] = str(value) if isinstance(value, (str, Path)) else text  # a path from anywhere
     for settle in registry.load_hooks("settle"):
         settle(values)
-    if values["allow"] == AUTO:
+    if values["allow"] == parsers.AUTO:
         values["allow"] = parsers.PRIVATE
     values["cell"] = values["cell"] or started.get("INGEST_CELL") or default_cell(values["home"])
-    core = {row.name: values.pop(row.name) for row in dataclasses.fields(Settings) if row.metadata}
-    loaded = Settings(**core, contributed=values, given=given)
-    for name, socket in ("INGEST_HOME", loaded.gateway_sockets[0]), ("INGEST_SPOOL", loaded.spool):
-        if len(os.fsencode(socket)) > SOCKET_PATH and (name == "INGEST_HOME" or loaded.has_own_redis):
-            raise SettingError(f"{name} is too long: the path of the socket {socket} may have {SOCKET_PATH} bytes.")
-    if loaded.max_body > loaded.body_limit:
-        why = "INGEST_SPOOL" if loaded.spooling and loaded.spooling.max_body else "INGEST_MAX_MEMORY"
-        raise SettingError(
-            f"INGEST_MAX_BODY is too large for {why}: at most {loaded.body_limit} bytes, or no such body is accepted."
-        )
-    return loaded
+    return Settings(values, given)
 
 
-def of_file(home: Path) -> dict[str, str]:
-    """What the user's file in a home sets, by variable; nothing if there is none. Raises: SettingError.
+def home_of(environ: Mapping[str, str]) -> Path:
+    return parsers.parse_path(environ.get("INGEST_HOME", "").strip() or str(places.default_home()))
 
-    Those that are no settings are for the programs: AWS_ACCESS_KEY_ID and the like.
-    """
-    file = home / FILE
+
+def parse_setting(name: str, text: str) -> Any:
+    """Raises: SettingError."""
     try:
-        found = assignments(read_file(file), str(file))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise SettingError(f"{file} cannot be read: {error.strerror}.") from None
-    if "INGEST_HOME" in found:
-        raise SettingError(f"{file}: INGEST_HOME leads to this file, so only the environment can set it.")
-    return found
-
-
-def assignments(text: str, where: str) -> dict[str, str]:
-    """The variables that lines of NAME=value set. Raises: SettingError for the first line of another form.
-
-    A value may be quoted as in a shell; else it is the rest of the line, without a comment after white space.
-    """
-    found = {}
-    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
-        if not line or line.startswith("#"):
-            continue
-        name, _, value = map(str.strip, line.partition("="))
-        words = [re.sub(r"(^|\s+)#.*", "", value)]
-        if value.startswith(("'", '"')):
-            try:
-                words = shlex.split(value, comments=True)
-            except ValueError:  # a quotation without an end
-                words = []
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or "=" not in line or len(words) != 1:
-            raise SettingError(f"{where}: line {number} is not of the form NAME=value.")
-        found[name] = words[0]
-    return found
+        return settings_table()[name].parse(text)
+    except ValueError as error:
+        shown = repr(without_password(text))
+        shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
+        raise SettingError(f"{variable(name)}={shown} is invalid: expected {error}.") from None
 
 
 def of_last_start(home: Path) -> dict[str, str]:
@@ -306,9 +231,9 @@ def exit_if_invalid() -> Iterator[None]:
         sys.exit(complain(error))
 
 
-def load_or_exit(*, file: bool = False) -> Settings:
+def load_or_exit() -> Settings:
     with exit_if_invalid():
-        return load_settings(file=file)
+        return load_settings()
 
 
 def complain(error: object) -> int:

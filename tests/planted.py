@@ -136,7 +136,7 @@ FAULTS = {
     ),
     "settle-range": Fault(
         "settle", "all numbers of a claim count as stored when a part of it is", "worker.py",
-        "self.store.persist(claim.part(claim.first, group.end), group.bodies", "self.store.persist(claim, group.bodies",
+        "store.persist(claim.part(claim.first, group.end), group.bodies", "store.persist(claim, group.bodies",
         (WORKER + "a_claim_of_large_bodies_is_stored_in_groups",),
     ),
     "settle-unsynced-sqlite": Fault(
@@ -239,7 +239,7 @@ FAULTS = {
     ),
     "keys-replay": Fault(
         "keys' window", "a replayed body leaves its keys to its copy in the same batch", "sluice/store/replay.py",
-        "                keys.leave_keys()", "                pass",
+        "                leave_keys(keys)", "                pass",
         (KEY + "of_two_copies_that_are_dead_in_one_batch_a_replay_stores_one",),
     ),
     "keys-copies": Fault(
@@ -444,8 +444,8 @@ FAULTS = {
     ),
     "folding-final": Fault(
         "folding of batches", "batches are folded while a lower id can still appear", STORE,
-        "if not self.run_sql(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):",
-        "if not self.run_sql(db, self.ALONE)[0][0]:",
+        "if not self.is_alone(db) or not self.is_final(db, last, highest):",
+        "if not self.is_alone(db):",
         (FOLLOW + "a_batch_is_folded_when_no_lower_id_can_appear",),
     ),
     # partitions

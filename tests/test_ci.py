@@ -77,7 +77,7 @@ def chosen(tmp: Path, *paths: str, base: str = "") -> set[str]:
     if not (tmp / ".git").exists():
         copy(tmp)
         subprocess.run([*git, "init", "-q"], cwd=tmp, check=True)
-        for name in "contrib/kafka/test_kafka.py", "spool/test_power.py", "run/test_up.py":
+        for name in "contrib/kafka/test_kafka.py", "spool/test_power.py", "run/test_up.py", "proving/test_benches.py":
             (tmp / "tests" / name).parent.mkdir(parents=True)
             (tmp / "tests" / name).touch()
     for path in paths:
@@ -92,9 +92,11 @@ def chosen(tmp: Path, *paths: str, base: str = "") -> set[str]:
 
 
 def test_the_rooms_that_changed_choose_the_nightly_tests(tmp: Path) -> None:
-    everything, core = {"tests"}, {"tests/spool/test_power.py", "tests/run/test_up.py"}
+    everything, benches = {"tests"}, {"tests/proving/test_benches.py"}
+    core = {"tests/spool/test_power.py", "tests/run/test_up.py"} | benches
     assert chosen(tmp, "README.md") == everything  # there is no commit before
-    assert chosen(tmp, "docs/a.md", "README.md", "bench/a") == set()
+    assert chosen(tmp, "docs/a.md", "README.md", "bench/results/a.md") == set()
+    assert chosen(tmp, "bench/README.md", "bench/a") == benches
     assert chosen(tmp, "sluice/spool/a.py") == core | {"tests/contrib/kafka"}
     assert chosen(tmp, "sluice/contrib/kafka/a.py") == {"tests/contrib/kafka"}
     assert chosen(tmp, "tests/run/test_up.py", "docs/a.md") == {"tests/run/test_up.py"}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-import ingest
 from proving import harness
 from proving.harness import Server, answer, connect, gateway, get, poll, post, redis_server
 from proving.harness import request as send
@@ -385,10 +384,6 @@ def test_the_health_checks_answer(site: Site) -> None:
         status, headers, body = get(site.where, path)
         assert (status, headers["content-type"], body) == (200, "application/json", text)
     assert site.items() == []
-
-
-def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
-    assert ingest.app.fastlane.shares_environ  # type: ignore[attr-defined]
 
 
 def test_an_answer_to_head_has_no_body(site: Site) -> None:

@@ -19,6 +19,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.store import transaction_limits
 from sluice.store.registry import open_store
+from sluice.store.types import Unavailable
 from sluice.streams import registry
 from sluice.streams.built_in import STREAMS
 from support.operator_verbs import sluice, status
@@ -172,7 +173,8 @@ def test_a_claim_that_a_worker_could_not_store_is_not_held_against_its_bodies(tm
         ours = program.Worker(outlet, f"sqlite:///{tmp}/nowhere.txt/x.db", {"items": STREAMS["votes"]}, LIMITS)
         (tmp / "nowhere.txt").touch()
         for _ in range(5):
-            assert ours.persist(ours.states[0], claim) is None
+            with pytest.raises(Unavailable):
+                ours.persist(ours.states[0], claim)
         assert ours.outlet.redis.hget(KEYS.deliveries, f"{claim.id} alone") is None
 
 

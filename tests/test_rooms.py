@@ -41,10 +41,14 @@ def imports(path: Path, known: set[str]) -> Iterator[str]:
 
 
 def room(name: str) -> str:
-    """sluice.spool.inlet is in spool; sluice itself, the programs and each folder of contrib are rooms of their own."""
+    """sluice.spool.inlet is in spool; sluice itself, the programs and each folder of contrib are rooms of their own.
+
+    What several folders of contrib use is in `contrib` itself.
+    """
     first, _, rest = name.partition(".")
     if rest.startswith("contrib."):
-        return ".".join(rest.split(".")[:2])
+        folder = ".".join(rest.split(".")[:2])
+        return folder if (ROOT / "sluice" / folder.replace(".", "/")).is_dir() else "contrib"
     return rest.partition(".")[0] if first == "sluice" and rest else first if first == "proving" else name
 
 
@@ -95,7 +99,7 @@ def closure(programs: Collection[str]) -> list[str]:
             found.add(name)
             text = paths[name].read_text()
             named = {word for word in re.findall(r'(?<!getLogger\()"(sluice(?:\.\w+)+)', text)}
-            # of a database, its copies are a matter of the operator's verbs
+            # of a database, its copies and questions are a matter of the operator's verbs
             packages = {f"{name}.{part}" for name in named for part in ("store", "inlet", "outlet", "inspector")}
             todo += [other for other in (*imports(paths[name], {*paths}), *named, *packages) if other in paths]
     return sorted(found)

@@ -12,6 +12,7 @@ import pytest
 
 from proving.harness import ROOT, environment
 from sluice import __version__, extension, parsers, places, settings
+from sluice.home_settings import load_for_start, of_file
 from sluice.parsers import FOREVER
 from sluice.run import configure, up
 from support.folders import ALL, has, needs
@@ -26,7 +27,8 @@ def test_the_table_shows_the_defaults() -> None:
     table = {name: default.strip("`").replace("$INGEST_HOME", home) for name, default in rows}
     assert list(table) == settings.variables() or not has(*ALL)
     table = {name: table[name] for name in settings.variables()}
-    assert settings.load_settings(table | {"INGEST_HOME": home}) == settings.load_settings({"INGEST_HOME": home})
+    s, plain = settings.load_settings(table | {"INGEST_HOME": home}), settings.load_settings({"INGEST_HOME": home})
+    assert s.values() == plain.values()
 
 
 def test_gateways_follow_the_cores() -> None:
@@ -79,12 +81,14 @@ AWS_REGION="us east"
 def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(FILE)
     home = {"INGEST_HOME": str(tmp_path)}
-    s = settings.load_settings(home, file=True)
+    before = dict(os.environ)
+    s = load_for_start(home)
+    assert dict(os.environ) == before
     assert (s.port, s.allow, s.store) == (81, ("10.0.0.0/8", "::1"), "postgresql:///x?a='b'&c=d e")
     assert s.given["INGEST_API_KEYS"] == f"{tmp_path}/keys#1"  # relative to the file
     assert "AWS_REGION" not in s.given
-    assert settings.of_file(tmp_path)["AWS_REGION"] == "us east"
-    assert settings.load_settings(home | {"INGEST_PORT": "82"}, file=True).port == 82
+    assert of_file(tmp_path)["AWS_REGION"] == "us east"
+    assert load_for_start(home | {"INGEST_PORT": "82"}).port == 82
     assert settings.load_settings(home).port == 8080  # the programs of a start, which has given them what it read
 
 
@@ -94,7 +98,7 @@ def test_a_start_reads_the_file_of_its_home_and_the_environment_overrides_it(tmp
 def test_a_line_of_the_file_that_sets_nothing_is_an_error_that_names_it(line: str, tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(f"INGEST_LOG=json\n{line}\n")
     with pytest.raises(settings.SettingError) as caught:
-        settings.load_settings({"INGEST_HOME": str(tmp_path)}, file=True)
+        load_for_start({"INGEST_HOME": str(tmp_path)})
     assert str(caught.value) == f"{tmp_path}/settings: line 2 is not of the form NAME=value."
 
 
@@ -105,11 +109,12 @@ def test_a_line_of_the_file_that_sets_nothing_is_an_error_that_names_it(line: st
 def test_an_error_in_the_file_names_the_file(line: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "settings").write_text(line)
     with pytest.raises(settings.SettingError, match=f"^{re.escape(str(tmp_path))}/settings: {words}"):
-        settings.load_settings({"INGEST_HOME": str(tmp_path)}, file=True)
+        load_for_start({"INGEST_HOME": str(tmp_path)})
 
 
 def test_an_empty_setting_is_the_default() -> None:
-    assert settings.load_settings({"INGEST_PORT": "", "INGEST_MAX_BODY": " "}) == settings.load_settings({})
+    empty = settings.load_settings({"INGEST_PORT": "", "INGEST_MAX_BODY": " "})
+    assert empty.values() == settings.load_settings({}).values()
 
 
 @pytest.mark.parametrize(
@@ -142,9 +147,9 @@ def test_a_size_that_is_refused_is_answered_with_sizes_that_are_taken() -> None:
     ],
 )
 def test_a_body_that_the_list_could_never_take_is_no_permitted_size(more: dict[str, str]) -> None:
-    settings.load_settings({"INGEST_MAX_BODY": "50m"} | more)
+    load_for_start({"INGEST_MAX_BODY": "50m"} | more)
     with pytest.raises(settings.SettingError, match="INGEST_MAX_BODY is too large"):
-        settings.load_settings({"INGEST_MAX_BODY": "70m"} | more)
+        load_for_start({"INGEST_MAX_BODY": "70m"} | more)
 
 
 WRONG = [
@@ -323,7 +328,7 @@ def test_redis_may_be_elsewhere(url: str) -> None:
 @pytest.mark.parametrize("name", ["INGEST_HOME", "INGEST_SPOOL"])
 def test_a_path_too_long_for_a_socket_is_invalid(name: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{name} is too long.*107 bytes"):
-        settings.load_settings({name: "/" + "x" * 107})
+        load_for_start({name: "/" + "x" * 107})
 
 
 @pytest.mark.contract

@@ -15,6 +15,7 @@ from functools import partial
 
 import rig
 from proving import harness
+from proving.postgres import postgres_server
 from readside.crowd import VIEWS, device
 from readside.site import FOLLOWER, WORKER, Site, Targets
 
@@ -45,7 +46,7 @@ def drained(stand: rig.Stand, options: argparse.Namespace) -> dict[str, rig.Figu
     site.views()
     store = drain.Store("SQLite", site.settings.store, partial(harness.ask, site.home))
     idle = drain.start_up(stand, store)
-    store = drain.case(stand, store, "gps, JSON", options.bodies, idle)
+    store = drain.case(stand, store, drain.CASES["gps, JSON"], options.bodies, idle)
 
     def on(seconds: float) -> rig.Figures:
         with following(site):
@@ -120,9 +121,14 @@ def readers(
 
 
 def posted(
-    stand: rig.Stand, candidate: rig.Candidate, posts: rig.Requests, gets: rig.Requests, options: argparse.Namespace
+    stand: rig.Stand,
+    store: str,
+    candidate: rig.Candidate,
+    posts: rig.Requests,
+    gets: rig.Requests,
+    options: argparse.Namespace,
 ) -> dict[str, rig.Figures]:
-    """Posts at full speed, alone and beside readers; the worker and the follower run."""
+    """Posts at full speed, alone and beside readers; worker and follower run. store: the name of the database."""
 
     def case(rate: float | None) -> Callable[[float], rig.Figures]:
         load = stand.users(candidate, posts, 64)
@@ -138,7 +144,8 @@ def posted(
 
         return run
 
-    return rig.rounds(options, {ALONE: case(None), SOME: case(READERS * EACH), ALL: case(0)}, ALONE)
+    cases = {f"{store}, {ALONE}": case(None), f"{store}, {SOME}": case(READERS * EACH), f"{store}, {ALL}": case(0)}
+    return rig.rounds(options, cases, f"{store}, {ALONE}")
 
 
 class Probe(threading.Thread):
@@ -204,18 +211,22 @@ def run(options: argparse.Namespace) -> bool:
         storing = drained(stand, options)
     with rig.Stand(options, max_memory="8g") as stand:
         accepting = accepted(stand, options, posts)
-    with rig.Stand(options, "always", "8g") as stand:
-        events = stand.requests(posts)
-        gets = stand.requests((VIEWS["latest"] + device(n), None) for n in numbers)
-        site = Site(stand)
-        site.put("gps", map(position, range(KEYS)))
-        programs = {"views": site.views(), "reader": site.reader(options.runtime)}
-        programs |= {"follower": site.python("follower", FOLLOWER), "worker": site.python("worker", WORKER)}
-        programs["gateway"] = site.gateway(options.runtime)
-        site.caught_up()
-        candidate = site.front("Sluice", programs, VIEWS["latest"] + device(0))
-        freshness = fresh(stand, candidate, events, options)
-        posting = posted(stand, candidate, events, gets, options)
+    posting: dict[str, rig.Figures] = {}
+    for store in "SQLite", "PostgreSQL":
+        with rig.Stand(options, "always", "8g") as stand, contextlib.ExitStack() as stack:
+            events = stand.requests(posts)
+            gets = stand.requests((VIEWS["latest"] + device(n), None) for n in numbers)
+            more = {"INGEST_STORE": stack.enter_context(postgres_server()).url} if store == "PostgreSQL" else {}
+            site = Site(stand, **more)
+            site.put("gps", map(position, range(KEYS)))
+            programs = {"views": site.views(), "reader": site.reader(options.runtime)}
+            programs |= {"follower": site.python("follower", FOLLOWER), "worker": site.python("worker", WORKER)}
+            programs["gateway"] = site.gateway(options.runtime)
+            site.caught_up()
+            candidate = site.front("Sluice", programs, VIEWS["latest"] + device(0))
+            if store == "SQLite":
+                freshness = fresh(stand, candidate, events, options)
+            posting |= posted(stand, store, candidate, events, gets, options)
     report.data |= {"drained": storing, "accepted": accepting, "posted": posting, "fresh": freshness}
 
     report.table(

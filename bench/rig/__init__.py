@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from rig.environment import BENCH, ROOT, sibling  # isort: split
 
+from proving.figures import read_tables as tables
 from rig.heads import FRESH, KEYED, REAL, SAME, WEBHOOKS, Request, Requests
 from rig.load import GENERATOR, Slots, body, cpu, memory, percentile, processes, stolen, summed
 from rig.parameters import Figures, options, output, progress
@@ -28,7 +29,6 @@ from rig.report import (
     THEIRS_COLOUR,
     Report,
     number,
-    tables,
 )
 from rig.rounds import Ratio, ratio, rounds
 from rig.stand import CFLAGS, OURS, THEIRS, Candidate, Stand

@@ -127,21 +127,6 @@ class Report:
         print(f"\nwritten: {self.results}/{self.name}.md, {self.details}/{self.name}.json", flush=True)
 
 
-def tables(path: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """The tables of a Markdown file that `Report` wrote: title, or first cell of the head -> row -> column -> cell."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    pattern = r"(?:^\*\*(.+)\*\*\n\n)?^\|(.*)\|\n\|[-:| ]+\|\n((?:\|.*\|\n)+)"
-    for title, head, body in re.findall(pattern, path.read_text(), re.MULTILINE):
-        names = cells(head)
-        found[title or names[0]] = {row[0]: dict(zip(names, row)) for row in map(cells, body.splitlines())}
-    return found
-
-
-def cells(line: str) -> list[str]:
-    """The cells of a line of a table."""
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def number(cell: str) -> float:
     """The number in a cell of a table."""
     return float(cell.replace(",", ""))

@@ -34,10 +34,10 @@ from sluice.ops import bury
 from sluice.spool import contract, inlet, outlet
 from sluice.spool.claim import Claim
 from sluice.spool.contract import UNHURRIED_SECONDS
-from sluice.store import bookkeeping, transaction_limits
+from sluice.store import bookkeeping, chores, transaction_limits
 
 # the product's pauses, longer, so that a minute of a history has fewer idle turns
-PAUSES = ((worker_program, "IDLE_SECONDS", 0.7), (follower, "IDLE_SECONDS", 0.8), (worker_program, "FOLD_SECONDS", 3.0),
+PAUSES = ((worker_program, "IDLE_SECONDS", 0.7), (follower, "IDLE_SECONDS", 0.8), (chores, "FOLD_SECONDS", 3.0),
     (outbox, "PUBLISH_SECONDS", 3.0), (lease, "BEAT_SECONDS", 1.2))  # fmt: skip
 MEMORY = "/dev/shm"  # noqa: S108  # a private directory in it is made
 DRAIN_SECONDS = 600.0  # after the last fault until all is stored

@@ -14,13 +14,6 @@ from sluice import places
 PROGRAM = "bin/sluice" if places.CHECKOUT else "sluice"
 
 
-def parse_seconds(text: str) -> float:
-    """The type of an option that is a time. Raises: ArgumentTypeError."""
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text) or float(text) < 0.01:
-        raise argparse.ArgumentTypeError(f"expected seconds, at least 0.01, not {text!r}")
-    return float(text)
-
-
 def whole_number(text: str) -> int:
     """The type of an option that is a number of things. Raises: ArgumentTypeError."""
     if not re.fullmatch(r"[0-9]{1,18}", text):  # fits into 64 bits, as in SQL
@@ -86,11 +79,6 @@ def confirmed(arguments: argparse.Namespace, question: str) -> bool:
 
 def cut_text(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
-
-
-def format_percent(share: float | None) -> str:
-    """A share with a tenth of a percent, rounded down: 100 % means all. Empty if there is none."""
-    return "" if share is None else f"{int(share * 1000 + 1e-9) / 10:g} %"
 
 
 def body_line(seq: object, state: str, body: bytes, full: bool) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from gunicorn.glogging import Logger
 from gunicorn.http.wsgi import Response
 
 from sluice.fastlane.connection import DECLINED, Connection
 
 BROKEN = "500 Internal Server Error", [("Content-Length", "0")]
-ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog"
 CONTENT_LENGTH = b"Content-Length: %d\r\n\r\n"  # the end of a head
 CONTENT_LENGTHS = tuple(CONTENT_LENGTH % size for size in range(1024))  # formatting one takes 0.1 us
 REQUEST = SimpleNamespace(method="POST", version=(1, 1))  # what Response asks of one: whether it may send chunks
@@ -28,14 +25,9 @@ Rendered = tuple[list[tuple[str, str]], str, bytes, bytes, int]
 class Answers:
     """Renders the heads of answers. A headers list is rendered once and recognised by its identity."""
 
-    def __init__(self, cfg: Any, log: Any) -> None:
+    def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
-        self.log = log
         self.rendered: dict[int, Rendered] = {}  # by the id of the headers list
-        # gunicorn's own logger writes an access log only if one is set
-        self.logged = cfg.logger_class.access is not Logger.access or any(
-            cfg.settings[name].get() for name in ACCESS_LOGS if name in cfg.settings
-        )
 
     @staticmethod
     def closing(pending: list[Pending]) -> list[Pending]:
@@ -62,12 +54,3 @@ class Answers:
             self.rendered.clear()
         self.rendered[id(headers)] = entry
         return entry
-
-    def log_access(self, status: str, headers: Any, body: bytes, environ: dict[str, Any], seconds: float) -> None:
-        response = SimpleNamespace(status=status, headers=headers, sent=len(body), response_length=len(body))
-        names = [name for name in environ if name.startswith(("HTTP_", "CONTENT_"))]
-        request = SimpleNamespace(headers=[(n.removeprefix("HTTP_").replace("_", "-"), environ[n]) for n in names])
-        try:
-            self.log.access(response, request, environ, timedelta(seconds=seconds))
-        except Exception:  # a user's logger class may raise; the answers that follow must still be sent
-            self.log.exception("Error in the access log")

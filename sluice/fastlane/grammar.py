@@ -20,16 +20,15 @@ Most heads are never parsed. A sender repeats its head, and behind nginx senders
 what it made of one, in four steps that each cost more than the one before (`parse`):
 
 1. the same bytes: a look into a dictionary, by the caller;
-2. the same bytes but for the query of a GET, the Idempotency-Key of a POST, or what else differs between two POSTs of
-   one shape: an id, a signature, a length (`Template`). The values are checked and replaced;
-3. the same shape (`shape`): the line without its query, and per field its name, with its value only if that decides
-   something: DECIDING, or what is not a plain Content-Length. Other values are checked to be printable, and those that
-   the application wants go into the environ;
+2. the same bytes but for the query of a GET or the Idempotency-Key of a POST, which is checked and replaced;
+3. the same shape: the line without its query, and per field its name, with its value only if that decides something
+   (DECIDING, or a length of 0). A `Template` has the bytes that all heads of a shape have, and learns which values
+   differ: an id, a signature, a length. It finds these between those bytes, checks them, and replaces them;
 4. a new shape: the grammar above, once (`parse_new`).
 
-A head goes into the dictionary when it comes for the second time: one with an id of its own comes once. Keys of the
-steps cannot be confused: those of 2 and 3 lack a CRLF that each head has, and the templates of a line are found by it
-and a CR, which no shape has.
+A head goes into the dictionary when it comes for the second time, unless values differ that hardly come again: one with
+an id of its own comes once. Keys of the steps cannot be confused: a shape begins with a CR; the line of a request, by
+which its templates are found, has none; and those of 2 lack a CRLF that each head has.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from typing import Any
 from gunicorn.http.wsgi import base_environ
 
 CACHED_HEADS = 1024  # 3 kB each
-MAX_TEMPLATES = 8  # of one request line
+MAX_TEMPLATES = 16  # of one request line
 MAX_CACHED_BYTES = 1024  # a longer head is not cached
 TOKEN = rb"[!#$%&'*+.^`|~0-9A-Za-z-]+"  # RFC 9110, 5.6.2, without "_", which gunicorn may drop or reject
 # The path needs no decoding and cannot be read as an authority; the query is printable ASCII without a fragment.
@@ -52,49 +51,55 @@ FIELDS = re.compile(rb"((?:" + TOKEN + rb":[\t -~\x80-\xff]*\r\n)+)\r\n")
 FIELD = re.compile(rb"(" + TOKEN + rb"):([\t -~\x80-\xff]*)\r\n")
 LENGTH = re.compile(r"0|[1-9][0-9]{0,9}")
 DECLINED = frozenset((b"TRANSFER-ENCODING", b"EXPECT", b"UPGRADE", b"HTTP2-SETTINGS", b"TRAILER", b"TE"))
-DECIDING = frozenset(("HTTP_HOST", "HTTP_CONNECTION", "CONTENT_TYPE", "HTTP_CONTENT_ENCODING"))
+DECIDING = frozenset((b"HOST", b"CONNECTION", b"CONTENT-TYPE", b"CONTENT-ENCODING"))
 
 # The environ without the body, the length of the body in bytes, and whether the connection stays open
 ParsedHead = tuple[dict[str, Any], int, bool]
 # The cache of a listener. A head that came twice is there as a `ParsedHead` with an environ of its own; one that came
-# once is there with None. The environs of steps 2 and 3 have the values of the request that came last. By the line of a
-# POST there is a list of templates
+# once is there with None. By a shape there is its `Template`, and by the line of a request a list of some of those
 Heads = dict[bytes, Any]
 PRINTABLE = bytes([9, *range(32, 127), *range(128, 256)])
 QUERY = bytes([33, 34, *range(36, 127)])
 KEY = b"\r\nIdempotency-Key: "  # as nginx passes it; other spellings are parsed as other fields are
+GAP = b"\0"  # where a value differs; no head has it
 
 
 class Template:
-    """POSTs of one shape: the bytes that all of them have, and the fields whose values differ.
+    """Heads of one shape: the bytes that all of them have, and the lines whose values differ.
 
-    places: of the lines with such a field. begin: the bytes before the first value. pieces: those behind each value.
-    wanted: the numbers of the values that the environ has, and their keys. is_repeated: only lengths differ, so a head
-    may come again.
+    lines: of the first of them. keys: of their values in the environ, which has those of the last head; "": it does not
+    have the value. places: the numbers of the lines that differ; 0: in the query. begin: the bytes before the first
+    such value. pieces: those behind each. wanted: which of these values the environ has, and their keys.
+    is_repeated: only queries, keys and lengths differ, so a head may come again, or all of it but the key.
     """
 
-    __slots__ = "begin", "environ", "is_repeated", "keep_alive", "length", "pieces", "places", "shape", "wanted"
+    __slots__ = (
+        "begin", "environ", "is_repeated", "keep_alive", "keys", "length", "lines", "pieces", "places", "wanted",
+    )  # fmt: skip
 
-    def __init__(
-        self, lines: list[bytes], places: set[int], shape: bytes, known: dict[bytes, str], parsed: ParsedHead
-    ) -> None:
-        """known: see `Grammar`."""
-        self.places, self.shape = places, shape
-        environ, self.length, self.keep_alive = parsed
-        self.environ = environ.copy()
-        keys = []
-        pieces = [lines[0]]
-        for at, line in enumerate(lines[1:], 1):
-            if at in places:
-                name = line.partition(b":")[0]
-                keys.append(known[name])
-                pieces[-1] += b"\r\n" + name + b":"
-                pieces.append(b"")
-            else:
-                pieces[-1] += b"\r\n" + line
-        self.begin, *self.pieces = pieces
+    def __init__(self, lines: list[bytes], keys: list[str], parsed: ParsedHead) -> None:
+        self.lines, self.keys = lines, keys
+        self.environ, self.length, self.keep_alive = parsed
+        self.places: set[int] = set()
+        self.arrange()
+
+    def learn(self, lines: list[bytes]) -> None:
+        """Learn which values differ from those of another head of this shape."""
+        places = {at for at, (line, other) in enumerate(zip(lines, self.lines)) if line != other}
+        if not places <= self.places:
+            self.places |= places
+            self.arrange()
+
+    def arrange(self) -> None:
+        """Set what follows from the places."""
+        lines = self.lines.copy()
+        for at in self.places:
+            name, mark, _ = lines[at].partition(b":" if at else b"?")
+            lines[at] = name + mark + GAP + (b"" if at else b" HTTP/1.1")
+        self.begin, *self.pieces = b"\r\n".join(lines).split(GAP)
+        keys = [self.keys[at] for at in sorted(self.places)]
         self.wanted = [(number, key) for number, key in enumerate(keys) if key]
-        self.is_repeated = keys == ["CONTENT_LENGTH"]
+        self.is_repeated = {"QUERY_STRING", "CONTENT_LENGTH", "HTTP_IDEMPOTENCY_KEY"}.issuperset(keys)
 
     def fill(self, head: bytes) -> ParsedHead | None:
         """Set the values of a head in the environ. None: it differs in more than these, or one is malformed."""
@@ -117,6 +122,10 @@ class Template:
                 if text == "0" or not LENGTH.fullmatch(text):
                     return None
                 length = int(text)
+            elif key == "QUERY_STRING":
+                if values[number].translate(None, QUERY):
+                    return None
+                environ["RAW_URI"] = f"{environ['PATH_INFO']}?{text}"
             environ[key] = text
         environ["fastlane.head"] = head
         return environ, length, self.keep_alive
@@ -141,10 +150,8 @@ class Grammar:
         limits = cfg.limit_request_line, cfg.limit_request_field_size
         self.max_head = min(limit for limit in (*limits, 8190) if limit > 0)
         self.max_fields = cfg.limit_request_fields if cfg.limit_request_fields > 0 else 100
-        self.schemes = {name.encode(): value for name, value in cfg.secure_scheme_headers.items()}
+        self.declined = DECLINED.union(name.encode() for name in cfg.secure_scheme_headers)
         self.wanted = wanted
-        # By name as received: the key in the environ of a field that decides nothing; "": the environ does not have it
-        self.known: dict[bytes, str] = {}
 
     def parse(self, head: bytes, server: Any, heads: Heads) -> ParsedHead | None:
         """Parse a head that is not in the cache, or came once; including its empty line. None: declined.
@@ -154,7 +161,7 @@ class Grammar:
         """
         if len(head) > self.max_head:
             return None
-        begin = without = b""
+        without = b""
         if is_get := head.startswith(b"GET "):
             at = head.find(b"?", 0, head.find(b"\r")) + 1
         elif at := head.find(KEY) + 1:
@@ -164,37 +171,40 @@ class Grammar:
             without = head[:at] + head[end:-2]  # no head has these bytes: a line end is missing
             if (parsed := heads.get(without)) and self.replace(parsed[0], head, head[at:end], is_get):
                 return remember_head(heads, head, parsed) if is_get else parsed
-        elif not is_get:
-            begin = head[: head.find(b"\r") + 1]
-            for template in heads.get(begin, ()):
-                if parsed := template.fill(head):
-                    return remember_head(heads, head, parsed) if template.is_repeated else parsed
-        lines = head.split(b"\r\n")
-        # nothing else than lines of printable characters
-        if head.translate(None, PRINTABLE) != b"\r\n" * (len(lines) - 1):
-            return None
-        shape, values = self.shape(lines)
-        parsed = heads.get(shape)
-        if parsed is None:
-            parsed = self.parse_new(head, server)
-            if parsed is None:
+        begin = head[: head.find(b"\r")]
+        for template in heads.get(begin, ()):
+            if parsed := template.fill(head):
+                break
+        else:
+            template = self.find_template(head, server, heads, begin)
+            if template is None or (parsed := template.fill(head)) is None:
                 return None
-            self.learn(lines)
-            shape, values = self.shape(lines)
-            if len(shape) <= MAX_CACHED_BYTES:
-                keep_head(heads, shape, parsed)
-        environ, length, keep_alive = parsed
-        environ.update(values)
-        before = environ.get("fastlane.head", head)
-        environ["fastlane.head"] = head
-        if length:
-            length = int(values["CONTENT_LENGTH"])
-            parsed = environ, length, keep_alive
-        if begin and before != head and before.startswith(begin):
-            self.keep_template(heads, lines, before.split(b"\r\n"), shape, parsed)
-        if without:
-            remember_head(heads, without, parsed)
-        return remember_head(heads, head, parsed) if is_get or not without else parsed  # a key comes once
+        if template.is_repeated:
+            if without:
+                remember_head(heads, without, parsed)
+            if is_get or not without:  # a key comes once
+                remember_head(heads, head, parsed)
+        return parsed
+
+    def find_template(self, head: bytes, server: Any, heads: Heads, begin: bytes) -> Template | None:
+        """The template of the shape of a head, which may be a new one. None: the head is declined."""
+        lines = head.split(b"\r\n")
+        shape = get_shape(lines)
+        template: Template | None = heads.get(shape)
+        if template is not None:
+            template.learn(lines)
+            return template
+        parsed = self.parse_new(head, server)
+        if parsed is None:
+            return None
+        names = [line.partition(b":")[0].upper() for line in lines[1:]]
+        template = Template(lines, ["QUERY_STRING", *map(self.key, names)], parsed)
+        if len(shape) <= MAX_CACHED_BYTES:
+            keep_head(heads, shape, template)
+            templates = heads.get(begin, [])
+            if len(templates) < MAX_TEMPLATES:
+                keep_head(heads, begin, [*templates, template])
+        return template
 
     def replace(self, environ: dict[str, Any], head: bytes, value: bytes, is_get: bool) -> bool:
         """Set the query of a GET, or the Idempotency-Key of a POST, in the environ of a head that differs in nothing
@@ -211,65 +221,13 @@ class Grammar:
         environ["fastlane.head"] = head
         return True
 
-    def keep_template(
-        self, heads: Heads, lines: list[bytes], before: list[bytes], shape: bytes, parsed: ParsedHead
-    ) -> None:
-        """Keep what a head has in common with the one of its shape that came before it."""
-        places = {at for at, (line, other) in enumerate(zip(lines, before)) if line != other}
-        by = lines[0] + b"\r"
-        templates: list[Template] = heads.get(by, [])
-        for template in templates:
-            if template.shape == shape:
-                places |= template.places
-                templates.remove(template)
-                break
-        if len(templates) < MAX_TEMPLATES and len(shape) <= MAX_CACHED_BYTES:
-            keep_head(heads, by, [*templates, Template(lines, places, shape, self.known, parsed)])
-
-    def shape(self, lines: list[bytes]) -> tuple[bytes, dict[str, str]]:
-        """What decides how a head is parsed, and the values of the rest. No head has the bytes of a shape."""
-        line, mark, rest = lines[0].partition(b"?")
-        values = {}
-        if mark:
-            query, space, rest = rest.rpartition(b" ")
-            mark += space
-            if query.translate(None, QUERY):
-                mark = query + space
-            text = query.decode("latin-1")
-            values["QUERY_STRING"] = text
-            values["RAW_URI"] = f"{line[line.find(b' ') + 1 :].decode('latin-1')}?{text}"
-        kept = [line, mark, rest]
-        known = self.known
-        for line in lines[1:-2]:
-            name, colon, value = line.partition(b":")
-            key = known.get(name)
-            if key is None or not colon:
-                kept.append(line + b"\n")
-            else:
-                kept.append(name)  # also of a field that decides nothing: one that comes twice does
-                if key:
-                    text = values[key] = value.strip(b" \t").decode("latin-1")
-                    if key == "CONTENT_LENGTH" and (text == "0" or not LENGTH.fullmatch(text)):
-                        kept.append(line + b"\n")
-        return b"\n".join(kept), values
-
-    def learn(self, lines: list[bytes]) -> None:
-        """Note which fields of a head that was parsed decide nothing."""
-        if len(self.known) >= CACHED_HEADS:
-            self.known.clear()
-        for line in lines[1:-2]:
-            name = line.partition(b":")[0]
-            upper = name.upper()
-            if (key := self.key(upper)) not in DECIDING and upper not in self.schemes:
-                self.known[name] = key
-
     def key(self, name: bytes) -> str:
         """The key in the environ of a field, by its name in upper case; "": the environ does not have it."""
         key = name.decode().replace("-", "_")
         if key in ("CONTENT_TYPE", "CONTENT_LENGTH"):
             return key
         key = "HTTP_" + key
-        return key if self.wanted is None or key in self.wanted or key in DECIDING else ""
+        return key if self.wanted is None or key in self.wanted or name in DECIDING else ""
 
     def parse_new(self, head: bytes, server: Any) -> ParsedHead | None:
         """Parse a head of a new shape. None: declined."""
@@ -300,10 +258,10 @@ class Grammar:
             return None
         environ = self.base.copy()
         seen = set()
-        scheme, host, keep_alive = "http", "", True
+        host, keep_alive = "", True
         for name, raw in fields:
             name = name.upper()
-            if name in seen or name in DECLINED:
+            if name in seen or name in self.declined:
                 return None
             seen.add(name)
             value = raw.strip(b" \t").decode("latin-1")
@@ -313,11 +271,6 @@ class Grammar:
                 if value.lower() not in ("close", "keep-alive"):
                     return None
                 keep_alive = value.lower() == "keep-alive"
-            elif name in self.schemes:
-                # over TCP gunicorn trusts it only from some addresses
-                if not isinstance(server, str) or "wsgi.url_scheme" in environ:
-                    return None
-                scheme = environ["wsgi.url_scheme"] = "https" if value == self.schemes[name] else "http"
             if key := self.key(name):
                 environ[key] = value
         length = environ.get("CONTENT_LENGTH")
@@ -325,10 +278,22 @@ class Grammar:
             return None
         if b"HOST" not in seen:
             return None
-        name, port = served_at(server, host, scheme)
-        environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": scheme}
+        name, port = served_at(server, host)
+        environ |= {"SERVER_NAME": name, "SERVER_PORT": port, "REMOTE_ADDR": "", "wsgi.url_scheme": "http"}
         environ["wsgi.input"] = BytesIO()  # of requests without a body, if they share the environ
         return environ, -1 if length is None else int(length), keep_alive
+
+
+def get_shape(lines: list[bytes]) -> bytes:
+    """What decides how a head with these lines is parsed."""
+    line, mark, _ = lines[0].partition(b"?")
+    shape = [b"\r" + line + mark]
+    for line in lines[1:-2]:
+        name, _, value = line.partition(b":")
+        upper = name.upper()
+        is_deciding = upper in DECIDING or (upper == b"CONTENT-LENGTH" and value.strip(b" \t") == b"0")
+        shape.append(line if is_deciding else name)  # a name also of a field that decides nothing: if it comes twice
+    return b"\n".join(shape)
 
 
 def remember_head(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
@@ -339,21 +304,21 @@ def remember_head(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
     return parsed
 
 
-def keep_head(heads: Heads, key: bytes, parsed: ParsedHead | list[Template] | None) -> None:
-    """Put a head, a shape or templates into the cache."""
+def keep_head(heads: Heads, key: bytes, parsed: ParsedHead | Template | list[Template] | None) -> None:
+    """Put a head, a template or some of them into the cache."""
     if len(heads) >= CACHED_HEADS:
         heads.clear()
     heads[key] = parsed
 
 
-def served_at(server: Any, host: str, scheme: str) -> tuple[str, str]:
+def served_at(server: Any, host: str) -> tuple[str, str]:
     """SERVER_NAME and SERVER_PORT as gunicorn sets them: on a Unix socket they come from the Host field."""
     if not isinstance(server, str):
         return server[0], str(server[1])
     name, *port = server.split(":") if ":" in server else host.split(":")
     if not host and ":" not in server:
         return server, ""
-    return name, port[0] if port else {"http": "80", "https": "443"}[scheme]
+    return name, port[0] if port else "80"
 
 
 def remote_address(peer: Any) -> dict[str, str] | None:

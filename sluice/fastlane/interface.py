@@ -1,7 +1,9 @@
 """What the lane and a WSGI application may know of each other. Standard library only: it is imported on any server.
 
-PEP 3333 holds, except that the callable that start_response returns (`write`) raises NotImplementedError in the fast
-lane. The application must wait for nothing but its commit: the loop and all clients wait with it. The rest is optional:
+PEP 3333 holds in the fast lane, with two exceptions. The callable that start_response returns (`write`) raises
+NotImplementedError. Requests with the same path and the same names of fields, in their order, share one environ: the
+application neither changes it nor keeps it after its call, but may note in it what is true of all these heads. The
+application must wait for nothing but its commit: the loop and all clients wait with it. The rest is optional:
 
 app.fastlane              the application's Options
 environ["fastlane.head"]  bytes: the request's head as received, including its empty line. Absent in the slow lane
@@ -10,7 +12,7 @@ a lazy answer             an iterable that commits and calls start_response only
 an answer's headers       the list is rendered once and recognised by its identity: make it at import, do not change it.
                           Without Content-Length, the lane adds the length of each body
 an answer's waits         whether it may raise Later while it is iterated; only to a GET. What its client has sent
-                          behind the request takes the slow lane. Default: False
+                          behind the request takes the slow lane. Default: False. Not in every lane: see FastLane.hold
 """
 
 from __future__ import annotations
@@ -27,9 +29,6 @@ class Options(NamedTuple):
     max_body: bytes, up to MAX_BODY_BYTES. A longer body goes unread to the slow lane, where the application may reject
         it first.
     tick: called about once a second, between two turns of the loop.
-    shares_environ: the application neither changes environ nor keeps it after its call, but may note in it what is
-        true of all heads with the same path and the same names of fields, in their order. Then these share one
-        dictionary, which is not copied for each request.
     fields: of the header fields, environ has only these, such as "HTTP_ORIGIN", and CONTENT_TYPE, CONTENT_LENGTH, and
         what decides how a request is served (Host, Connection, Content-Encoding). None: all. A field that is not here
         costs least.
@@ -40,7 +39,6 @@ class Options(NamedTuple):
 
     max_body: int = MAX_BODY_BYTES
     tick: Callable[[], None] = lambda: None
-    shares_environ: bool = False
     fields: Collection[str] | None = None
     plainness: Callable[[dict[str, Any], bool], object] = lambda environ, has_query: ""
     rejected: Callable[[int, str, bytes], None] = lambda status, detail, begin: None
@@ -49,5 +47,6 @@ class Options(NamedTuple):
 class Later(Exception):
     """The answer is not ready. Its argument is environ["fastlane.head"].
 
-    The slow lane serves this request: it calls the application again, which may now wait with gevent.sleep.
+    In the reader's lane the slow lane serves this request: it calls the application again, which may now wait with
+    gevent.sleep.
     """

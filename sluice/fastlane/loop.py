@@ -28,6 +28,7 @@ from typing import Any, Union
 import gevent
 from gevent import socket as gsocket
 from gevent.hub import get_hub
+from gunicorn.glogging import Logger
 
 from sluice.fastlane.answers import BROKEN, CONTENT_LENGTH, CONTENT_LENGTHS, Answers, Pending
 from sluice.fastlane.connection import (
@@ -54,8 +55,9 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 # A commit that takes longer than SLOW_SECONDS, beside ANSWER_SECONDS for each answer, is a slow one: see `gather`
 SLOW_SECONDS, ANSWER_SECONDS = 0.001, 0.00001
 MAX_GATHER_SECONDS = 0.01
-# Settings of gunicorn that act on a request before the application; the fast lane supports none of them
+# Settings of gunicorn that act on a request before the application, or log it: the fast lane supports none of them
 HOOKS = "pre_request", "post_request", "protocol", "proxy_protocol", "http2_cleartext"
+ACCESS_LOGS = "accesslog", "logconfig", "logconfig_dict", "logconfig_json", "syslog"
 TERM = {signal.SIGTERM}
 Parse = Callable[[bytes, Any, Heads], Union[ParsedHead, None]]  # Grammar.parse
 
@@ -102,20 +104,20 @@ class FastLane(SlowLane):
     def prepare(self) -> None:
         """Set up all state but the sockets."""
         self.make_room()
-        settings = [self.cfg.settings[name] for name in HOOKS if name in self.cfg.settings]
+        settings = [self.cfg.settings[name] for name in (*HOOKS, *ACCESS_LOGS) if name in self.cfg.settings]
         supported = (
             self.cfg.keepalive
             and not self.cfg.is_ssl
             and "SCRIPT_NAME" not in os.environ
+            and self.cfg.logger_class.access is Logger.access
             and all(setting.get() == setting.default for setting in settings)
         )
         self.application = self.wsgi
         options: Options = getattr(self.wsgi, "fastlane", Options())
         self.max_body = min(MAX_BODY_BYTES, options.max_body)
         self.tick, self.rejected = options.tick, options.rejected
-        self.answers = Answers(self.cfg, self.log)
-        self.shares_environ = options.shares_environ and not self.answers.logged
-        self.grammar = Grammar(self.cfg, None if self.answers.logged else options.fields, options.plainness)
+        self.answers = Answers(self.cfg)
+        self.grammar = Grammar(self.cfg, options.fields, options.plainness)
         self.parse: Parse = self.grammar.parse if supported else lambda head, server, heads: None
         self.connections: dict[int, Connection] = {}  # by descriptor; without those in the slow lane
         self.slow_count = 0  # greenlets beside the loop: one for each connection in the slow lane
@@ -163,7 +165,7 @@ class FastLane(SlowLane):
                 os.kill(self.ppid, signal.SIGHUP)  # it starts another process, and only then ends this one
             self.wait(1.0)
             try:
-                self.each_second()
+                self.tick()
             except Exception:
                 self.log.exception("Error in the application's tick")
         for fd in self.listeners:
@@ -372,9 +374,7 @@ class FastLane(SlowLane):
                 return
             if conn.remote is not None:
                 environ = {**environ, **conn.remote}
-            elif not self.shares_environ:
-                environ = environ.copy()
-            if length or not self.shares_environ:
+            if length:
                 environ["wsgi.input"] = BytesIO(data[end:stop])
             self.started = None
             try:
@@ -382,7 +382,7 @@ class FastLane(SlowLane):
             except Exception:
                 self.log.exception("Error handling request %s", environ["PATH_INFO"])
                 answer, self.started = (), BROKEN
-            if length and self.shares_environ:
+            if length:
                 environ["wsgi.input"] = None  # or a body would be kept with each cached head
             pending.append((conn, answer, self.started, keep_alive, environ))
             if not keep_alive or len(data) == stop:
@@ -443,8 +443,7 @@ class FastLane(SlowLane):
 
     def answer(self, pending: Iterable[Pending]) -> None:
         """Iterate the answers, the first of which commits for all, and send each."""
-        begun = time.monotonic()
-        rendered, render, logged = self.answers.rendered, self.answers.render, self.answers.logged
+        rendered, render = self.answers.rendered, self.answers.render
         for item in pending:
             conn, answer, started, keep_alive, environ = item
             self.started = started
@@ -477,21 +476,10 @@ class FastLane(SlowLane):
                 keep_alive = keep_alive and len(body) == entry[4]
                 data = (head if keep_alive else entry[3]) + body
             self.send(conn, data, keep_alive)
-            if logged:
-                self.answers.log_access(status, headers, body, environ, time.monotonic() - begun)
-
-    def each_second(self) -> None:
-        self.tick()
 
     def hold(self, item: Pending, later: Later) -> None:
-        """An answer is not ready: the slow lane serves its request, and then what its client has sent behind it."""
-        conn = item[0]
-        if conn.state != LEFT:
-            conn.pieces.insert(0, later.args[0])
-            if conn.state != DECLINED:
-                conn.state = DECLINED
-                self.watch(conn)
-                self.declined.append(conn)
+        """An answer is not ready. A lane whose applications may raise Later says what happens then."""
+        raise NotImplementedError
 
     def send(self, conn: Connection, data: bytes, keep_alive: bool) -> None:
         """Send an answer; keep in `out` what the client does not take at once."""

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gevent
@@ -103,12 +104,15 @@ class SlowLane(GeventWorker):
             vars(exc).update({name: "..." for name, value in vars(exc).items() if isinstance(value, (str, bytes))})
         elif hasattr(req, "uri"):
             req.uri = req.path
-        page = Page()
-        super().handle_error(req, page, addr, exc)
-        if page.status:
+        pages: list[bytes] = []
+        super().handle_error(req, SimpleNamespace(sendall=pages.append, gettimeout=float), addr, exc)
+        if pages:
+            status = pages[0].partition(b"\r\n")[0].decode("latin-1").partition(" ")[2]
+            code = int(status[:3])
+            detail = DETAILS.get(code, "The request failed.")
             with contextlib.suppress(OSError):
-                client.sendall(page.problem())
-            self.rejected(page.code, page.detail, client.begin)
+                client.sendall(render_problem(status, detail))
+            self.rejected(code, detail, client.begin)
 
     def linger(self, sock: Any) -> None:
         """Let the client close first, for LINGER_SECONDS: closing a socket with unread bytes resets the connection, and
@@ -133,31 +137,12 @@ def encode_query(begin: bytes) -> bytes:
     return re.sub(rb"[\x80-\xff]", lambda found: b"%%%02X" % ord(found[0]), line) + end + rest
 
 
-class Page:
-    """A socket to which gunicorn writes its page with an error."""
-
-    status = ""
-
-    def gettimeout(self) -> float:
-        return 0.0
-
-    def sendall(self, data: bytes) -> None:
-        self.status = data.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2]
-
-    @property
-    def code(self) -> int:
-        return int(self.status.partition(" ")[0])
-
-    @property
-    def detail(self) -> str:
-        return DETAILS.get(self.code, "The request failed.")
-
-    def problem(self) -> bytes:
-        """The same error in another form."""
-        title = self.status.partition(" ")[2]
-        body = json.dumps({"type": "about:blank", "title": title, "status": self.code, "detail": self.detail})
-        lines = "Connection: close", "Content-Type: application/problem+json", f"Content-Length: {len(body)}", "", body
-        return "\r\n".join((f"HTTP/1.1 {self.status}", *lines)).encode("latin-1")
+def render_problem(status: str, detail: str) -> bytes:
+    """An error (RFC 9457) that closes the connection."""
+    code, _, title = status.partition(" ")
+    body = json.dumps({"type": "about:blank", "title": title, "status": int(code), "detail": detail})
+    lines = "Connection: close", "Content-Type: application/problem+json", f"Content-Length: {len(body)}", "", body
+    return "\r\n".join((f"HTTP/1.1 {status}", *lines)).encode("latin-1")
 
 
 class Unread:

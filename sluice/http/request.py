@@ -19,7 +19,7 @@ from sluice import registry
 from sluice.http.replies import BAD_KEY, CODED, CUT_OFF, EMPTY, NO_LENGTH, UNSUPPORTED, Rejected, too_large
 
 # The fields with a key of the request, in the order in which they count
-KEYED = ("Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", *registry.listed("keys"))
+KEYED: tuple[str, ...] = ("Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", *registry.listed("keys"))
 # What nginx passes on every path, and a kept head has
 PASSED = (
     "Content-Type", "Content-Encoding", "Idempotency-Key", "webhook-id", "X-GitHub-Delivery", "ce-id", "ce-source",

@@ -13,13 +13,13 @@ import importlib
 import os
 import signal
 import sys
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from sluice import __version__, places, registry, settings
 from sluice.base import terminal
 from sluice.base.daemon import Interrupted
+from sluice.home_settings import load_for_verb
 
 CORE = {
     verb: f"sluice.ops.{verb}"
@@ -55,7 +55,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
         module = importlib.import_module(known[verb])
         own = lines.add_parser(verb, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.arguments(own)
-        own.set_defaults(run=module.run, load=getattr(module, "load", partial(settings.load_settings, last=True)))
+        own.set_defaults(run=module.run, load=getattr(module, "load", load_for_verb))
         return whole
     for name, target in known.items():
         file = places.PACKAGE.parent / f"{target.replace('.', '/')}.py"

@@ -15,7 +15,7 @@ from sluice import dead_letters
 from sluice.base import terminal
 from sluice.base.terminal import printable
 from sluice.base.times import iso_instant
-from sluice.dead_letters import DeadLetters, require_stream
+from sluice.dead_letters import DeadLetters, reasons_table
 from sluice.settings import Settings
 from sluice.store.cell_store import open_cell_store
 from sluice.store.questions import DeadLetter
@@ -38,17 +38,14 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     store = open_cell_store(s, streams)
     matching = DeadLetters(store, arguments.where, arguments.stream)
-    counts = matching.reasons()
-    if not counts:
-        require_stream(arguments.stream, streams)
+    counts = matching.reasons(streams)
     letters = matching.newest(arguments.limit)
     store.close()
     if arguments.json:
         table = [{"stream": stream, "reason": reason, "letters": count} for stream, reason, count in counts]
         print(json.dumps({"counts": table, "letters": [letter_json(letter) for letter in letters]}, indent=2))
     elif counts:
-        rows = ((count, printable(stream), printable(reason)) for stream, reason, count in counts)
-        print(terminal.format_table(("letters", "stream", "reason"), rows, left=3))
+        print(reasons_table(counts))
         for letter in letters:
             print("\n" + describe(letter, arguments.full))
     else:

@@ -13,7 +13,7 @@ import time
 
 from sluice import dead_letters
 from sluice.base import terminal
-from sluice.dead_letters import DeadLetters, require_stream
+from sluice.dead_letters import DeadLetters, reasons_table
 from sluice.settings import Settings
 from sluice.store.cell_store import open_cell_store
 from sluice.store.retries import retry_conflicts
@@ -37,14 +37,12 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     streams = load_streams(s)
     store = open_cell_store(s, streams)
     letters = DeadLetters(store, arguments.where or ANSWERED, arguments.stream)
-    counts = letters.reasons()
+    counts = letters.reasons(streams)
     if not counts:
-        require_stream(arguments.stream, streams)
         print("There are no dead letters that match.")
         return 0
     number = sum(count for _, _, count in counts)
-    rows = ((count, terminal.printable(stream), terminal.printable(reason)) for stream, reason, count in counts)
-    print(terminal.format_table(("letters", "stream", "reason"), rows, left=3), flush=True)
+    print(reasons_table(counts), flush=True)
     if not terminal.confirmed(arguments, f"delete {number} dead letters for good?"):
         return 1
     deleted = 0

@@ -26,7 +26,7 @@ from typing import NoReturn
 from sluice import dead_letters
 from sluice.base import terminal
 from sluice.base.terminal import printable
-from sluice.dead_letters import DeadLetters, require_stream
+from sluice.dead_letters import DeadLetters
 from sluice.settings import Settings
 from sluice.store.cell_store import open_cell_store
 from sluice.store.decoding import failed_decoding
@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     undecodable: Counter[str] = Counter()
     store = open_cell_store(s, streams, row_destinations=open_destinations(s, streams))
     letters = DeadLetters(store, arguments.where, arguments.stream)
-    counts = letters.reasons()
-    if not counts:
-        require_stream(arguments.stream, streams)
+    counts = letters.reasons(streams)
     for stream, _, count in counts:
         if stream not in streams:
             undecodable[stream] += count
@@ -173,7 +171,7 @@ def print_report(total: Replayed, undecodable: Counter[str], dry: bool) -> None:
         letters = count_letters(total.stored + total.dead)
         print(f"{letters}: {total.stored} {stored} ({total.records} records), {total.dead} {dead}")
         if total.reasons:
-            rows = ((count, printable(reason)) for reason, count in total.reasons.most_common())
+            rows = ((count, reason) for reason, count in total.reasons.most_common())
             print(terminal.format_table(("letters", "reason"), rows, left=2))
     elif not (undecodable or total.seen):
         print("There are no dead letters that match.")

@@ -14,7 +14,7 @@ from sluice.base.times import iso_instant
 from sluice.dead_letters import HEAD_BYTES, body_excerpt, require_stream
 from sluice.settings import Settings
 from sluice.store.cell_store import open_cell_store
-from sluice.store.questions import find_last_letters
+from sluice.store.questions import find_last_letters, find_last_rows
 from sluice.streams.built_in import load_streams
 
 MOST_ROWS = 1000
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, s: Settings) -> int:
     require_stream(stream, streams)
     width = WHOLE if arguments.full or arguments.json else CHARACTERS
     store = open_cell_store(s, streams)
-    columns, rows = store.last_rows(stream, arguments.limit, width + 1)
+    columns, rows = find_last_rows(store, stream, arguments.limit, width + 1)
     letters = find_last_letters(store, stream, arguments.limit, HEAD_BYTES + 4 * width)
     store.close()
     if arguments.json:

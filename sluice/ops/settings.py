@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 from sluice import settings
 from sluice.base import terminal
-from sluice.settings import FILE, Settings, variable, without_password
+from sluice.home_settings import FILE, load_for_start
+from sluice.settings import Settings, variable, without_password
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
-    file = settings.load_settings({"INGEST_HOME": str(s.home)}, file=True).given
+    file = load_for_start({"INGEST_HOME": str(s.home)}).given
     last = settings.of_last_start(s.home)
     rows = []
     for name, row in settings.settings_table().items():

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 
-from sluice import places, settings
+from sluice import places
+from sluice.home_settings import load_for_start
 from sluice.settings import Settings
 
 
@@ -18,8 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "exit status: 0; 1 if it cannot start; 2 if a setting is invalid"
 
 
-def load() -> Settings:
-    return settings.load_settings(file=True)
+load = load_for_start
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:

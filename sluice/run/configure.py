@@ -6,7 +6,6 @@ to the internet unless a setting opens it, and is not answered at names of stran
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import socket
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from sluice import registry, settings
 from sluice.base.files import read_file, replace_file
+from sluice.home_settings import keep_for_verbs
 from sluice.places import ROOT
 from sluice.run import launch, nginx, servers
 from sluice.run.nginx import pattern_of, quoted_path
-from sluice.run.programs import SECTION, declared
-from sluice.settings import FILE, STARTED, STORE, Settings, of_last_start
+from sluice.run.programs import needed_programs
 
 # PyPy sizes the nursery of its garbage collector by the CPU's caches. In a small one, each collection finds many
 # requests alive, and copies them (docs/DECISIONS.md)
@@ -27,17 +26,26 @@ NURSERY = {"PYPY_GC_NURSERY": "32M"}
 MAX_FILES = 65535
 SCRATCH_MEMORY = 256 << 20  # of the second Redis, unless a contribution has a setting
 FOLDERS = "etc", "run", "log", "tmp", "redis"  # in $INGEST_HOME
-# for every program. Standard output goes to the terminal, with the program's name before each line; standard error goes
-# to the log file, without it (launch.py)
-COMMON = """\
+# Standard output goes to the terminal, with the program's name before each line; standard error goes to the log file,
+# without it (launch.py). startsecs=0: a program that exits is always restarted
+SECTION = """
+[program:{name}]
+process_name={process}
+numprocs={processes}
+command={launch} {process} {signal} {command}
+priority={priority}
+stopsignal={signal}
+stopwaitsecs={stop_seconds}
 directory={root}
 startsecs=0
 autorestart=true
 killasgroup=true
 stdout_logfile=/dev/fd/1
 stdout_logfile_maxbytes=0
+stderr_logfile={home}/log/{process}.log
 stderr_logfile_maxbytes=10MB
-stderr_logfile_backups=2"""
+stderr_logfile_backups=2
+"""
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -106,39 +114,23 @@ def supervisor_configuration(s: settings.Settings) -> str:
     def plain(value: object) -> str:
         return str(value).replace("%", "%%")  # supervisord expands %(…)s
 
-    python = plain(sys.executable)
-    gateway = python if s.runtime == "cpython" else plain(ROOT / ".venv-pypy/bin/python")  # in checkouts only
-    workers = s.workers
-    many = workers.min > 1
-    launcher = f'"{python}" -I -S "{plain(launch.__file__)}"'
-    common = COMMON.format(root=plain(ROOT))
-    programs = {"python": f'"{python}"', "gateway": f'"{gateway}"'}
-    more = "".join(
-        SECTION.format(name=name, home=plain(s.home), launch=launcher, common=common, **part._asdict())
-        .replace("{python}", programs["python"])
-        .replace("{gateway}", programs["gateway"])
-        for name, part in declared(s).items()
-    )
-    return (
-        (ROOT / "deploy/supervisord.conf")
-        .read_text()
-        .format(
-            home=plain(s.home),
-            launch=launcher,
-            **programs,
-            programs=more,
-            own_redis=s.has_own_redis,
-            scratch_redis=s.has_scratch_redis,
-            redis=f'"{plain(servers.find("redis"))}"',
-            nginx=f'"{plain(servers.find("nginx"))}"',
-            user="user=root" if os.geteuid() == 0 else "",
-            worker="worker-%(process_num)s" if many else "worker",
-            workers=f"process_name=%(program_name)s-%(process_num)s\nnumprocs={workers.min}"
-            if many
-            else f"autostart={workers.min > 0}",
-            common=common,
-        )
-    )
+    runtime = sys.executable if s.runtime == "cpython" else ROOT / ".venv-pypy/bin/python"  # in checkouts only
+    found = {
+        "{python}": sys.executable,
+        "{gateway}": runtime,
+        "{redis}": servers.find("redis"),
+        "{nginx}": servers.find("nginx"),
+    }
+    user = "user=root" if os.geteuid() == 0 else ""
+    text = (ROOT / "deploy/supervisord.conf").read_text().format(home=plain(s.home), user=user)
+    common = {"root": plain(ROOT), "home": plain(s.home)}
+    common["launch"] = f'"{plain(sys.executable)}" -I -S "{plain(launch.__file__)}"'
+    for name, part in needed_programs(s).items():
+        process = f"{name}-%(process_num)s" if part.processes > 1 else name
+        text += SECTION.format(name=name, process=process, **common, **part._asdict())
+    for word, path in found.items():
+        text = text.replace(word, f'"{plain(path)}"')
+    return text
 
 
 def write_secrets(s: settings.Settings) -> None:
@@ -182,19 +174,3 @@ def write_configuration(s: settings.Settings, files: int = 0) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not is_text(path, text):  # so a second bin/provision services changes nothing
             replace_file(path, text)
-
-
-def keep_for_verbs(s: Settings) -> None:
-    """Write what `of_last_start` reads, once the settings are checked."""
-    lines = {**s.given, "INGEST_CELL": s.cell}
-    head = (
-        f"# The settings of the last start, for the verbs; the next one writes this file anew, and reads INGEST_CELL\n"
-        f"# only. Yours are in {s.home / FILE}.\n"
-    )
-    text = head + "".join(f"{name}={value}\n" for name, value in sorted(lines.items()) if "\n" not in value)
-    before = of_last_start(s.home)
-    if before.get("INGEST_STORE") != s.given.get("INGEST_STORE"):
-        with contextlib.suppress(FileNotFoundError):
-            (s.home / STORE).unlink()  # another database from now on
-    if before != lines:
-        replace_file(s.home / STARTED, text)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from sluice import places, registry, settings
+from sluice.home_settings import load_for_start
 from sluice.parsers import ByStream
 from sluice.places import ROOT
 
@@ -50,4 +51,5 @@ def setting_urls(s: settings.Settings) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(needed_parts(settings.load_or_exit(file=True))))
+    with settings.exit_if_invalid():
+        print("\n".join(needed_parts(load_for_start())))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sluice import places, registry, settings
 from sluice.base import files as files_at
+from sluice.home_settings import FILE, assignments, check_lengths
 from sluice.places import ROOT
 from sluice.run import configure, programs, servers, up
 from sluice.run.first_screen import who_may
@@ -33,7 +34,6 @@ USERS, FOLDERS = Path("/etc/sysusers.d/sluice.conf"), Path("/etc/tmpfiles.d/slui
 CORE = ROOT / "deploy/systemd"
 WANTED = UNITS / "sluice.target.wants"
 BOOTED = Path("/run/systemd/system")  # exists while systemd runs, see sd_booted(3)
-SCRATCH = "sluice-views.service"  # the second Redis
 DATABASE = "ReadWritePaths=/var/lib/sluice"  # in a unit of a contribution that reads the database
 # hidden from a unit by ProtectHome= and PrivateTmp=
 HIDDEN = "/home", "/root", "/run/user", "/tmp", "/var/tmp"  # noqa: S108  # named, not written to
@@ -55,7 +55,7 @@ SYSTEM = {
 
 def service_settings(file: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The settings in the file, overridden by those of the environment. Raises: SettingError."""
-    values = {"INGEST_HOME": str(HOME)} | settings.assignments(file, str(DEFAULTS))
+    values = {"INGEST_HOME": str(HOME)} | assignments(file, str(DEFAULTS))
     values |= {name: value for name, value in environ.items() if name.startswith("INGEST_")}
     if values["INGEST_HOME"] != str(HOME) or "://" not in (values.get("INGEST_SPOOL") or "://"):
         raise settings.SettingError(
@@ -114,7 +114,7 @@ def check_installation(s: settings.Settings) -> None:
         raise settings.SettingError(f"INGEST_STORE={s.store!r}: the services can write only in {HOME}.")
     if os.geteuid() != 0:
         raise Failed(f"this needs root: sudo {places.SERVICES if places.CHECKOUT else sys.argv[0] + ' services'}")
-    if (other := HOME / settings.FILE).exists():
+    if (other := HOME / FILE).exists():
         raise settings.SettingError(f"services have their settings in {DEFAULTS}: move those of {other} there.")
     if lacking := [name for name, unit in SYSTEM.items() if not unit.exists()]:
         raise Failed(f"services run those of the system: sudo apt-get install {' '.join(lacking)}")
@@ -195,10 +195,7 @@ def install_files(values: Mapping[str, str], s: settings.Settings) -> bool:
             path.unlink()
             changed = True
 
-    units = [f"sluice-worker@{n}.service" for n in range(1, s.workers.min + 1)]
-    if s.has_scratch_redis:
-        units.append(SCRATCH)
-    units += [unit for part in programs.declared(s).values() for unit in part.units]
+    units = [unit for part in programs.needed_programs(s).values() for unit in part.units]
     enabled = {path.name for path in WANTED.iterdir()} if WANTED.is_dir() else set()
     if surplus := enabled - set(units):
         run("systemctl", "disable", "--quiet", *["--now"] * BOOTED.is_dir(), *sorted(surplus))
@@ -240,6 +237,7 @@ def main(words: list[str]) -> None:
             return
         values = service_settings(DEFAULTS.read_text() if DEFAULTS.exists() else "", os.environ)
         s = settings.load_settings(values)
+        check_lengths(s)
         check_installation(s)
         servers.check()
         for part in needed_parts(s) if places.CHECKOUT else ():

@@ -23,6 +23,7 @@ from pathlib import Path
 from sluice import places, registry, settings
 from sluice.base import terminal
 from sluice.base.counters import Counter
+from sluice.home_settings import load_for_start, of_file
 from sluice.http.endpoints import load_endpoints
 from sluice.places import ROOT
 from sluice.routes import load_routes
@@ -284,18 +285,18 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    s = settings.load_or_exit(file=True)
-    given = {**settings.of_file(s.home), **os.environ}
+    with settings.exit_if_invalid():
+        s = load_for_start()
+    given = {**of_file(s.home), **os.environ}
     for name in sorted(name for name in given if name.startswith("INGEST_") and name not in settings.variables()):
         settings.complain(f"{name} is not a setting and has no effect: docs/protocol/operator.md has all of them.")
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (configure.file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     os.environ.update(configure.NURSERY | os.environ)
-    # absolute: bin/sluice reload reads the files again, from another directory
-    paths = {settings.variable(name): value for name, value in s.values().items()}
-    os.environ.update({**given, **s.given})  # of the file, too, which may change while this runs
-    os.environ.update({name: str(path) for name, path in paths.items() if isinstance(path, Path)})
-    os.environ.update(INGEST_SPOOL=s.spool, PYTHONUNBUFFERED="1")
+    # of the file, too, which may change while this runs; paths are absolute, as bin/sluice reload reads the files
+    # again, from another directory
+    os.environ.update({**given, **s.given, "INGEST_HOME": str(s.home), "INGEST_SPOOL": s.spool})
+    os.environ["PYTHONUNBUFFERED"] = "1"
     with exit_on_error(s.home):
         check_start(s)
         check_files()

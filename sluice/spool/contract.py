@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError
 
-from sluice.spool.errors import EARLIER, NewerLayout
+from sluice.spool.errors import EARLIER, NewerKeys
 
 TIMEOUT_SECONDS = 3.0  # to wait for one reply: longer than a slow fsync, shorter than a client waits
 UNHURRIED_SECONDS = 30.0  # to wait for one reply where no client waits
@@ -233,7 +233,7 @@ return redis.call('SET', KEYS[1], '1', 'EX', 60)
 def open_layout(link: Any) -> None:
     """redis-py calls this for a new connection of a gateway or a worker: note the layout of the keys, once.
 
-    Raises: NewerLayout; RedisError, for keys of an earlier layout, too.
+    Raises: RedisError; NewerKeys.
     """
     link.on_connect()
     link.send_command("GET", LAYOUT_KEY)
@@ -244,26 +244,24 @@ def open_layout(link: Any) -> None:
             found = link.read_response()
         except ResponseError:  # Redis refuses to write; the commands that follow tell the client
             pass
-    layout = int(found or LAYOUT)
-    if layout > LAYOUT:
-        link.disconnect()
-        raise NewerLayout("Redis", layout, LAYOUT)
-    refuse_other(link, layout)
+    refuse_other(link, int(found or LAYOUT))
 
 
 def read_layout(link: Any) -> None:
-    """The same for an operator, who notes nothing. Raises: RedisError."""
+    """The same for an operator, who notes nothing. Raises: RedisError; NewerKeys."""
     link.on_connect()
     link.send_command("GET", LAYOUT_KEY)
     refuse_other(link, int(link.read_response() or LAYOUT))
 
 
 def refuse_other(link: Any, layout: int) -> None:
-    """Close the connection to keys of another layout. Raises: ConnectionError."""
+    """Close the connection to keys of another layout. Raises: ConnectionError, NewerKeys."""
     if layout != LAYOUT:
         link.disconnect()
-        remedy = EARLIER if layout < LAYOUT else "update Sluice"
-        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {remedy}")
+    if layout > LAYOUT:
+        raise NewerKeys("Redis", layout, LAYOUT)
+    if layout < LAYOUT:
+        raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {EARLIER}")
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:

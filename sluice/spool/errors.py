@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from redis.exceptions import RedisError
+from redis.exceptions import ConnectionError, RedisError
 
 # The reasons of the 503 answers. The counts use them without the period, and without the text after a colon.
 REDIS_DOWN = "Redis does not answer."
@@ -31,6 +31,10 @@ class NewerLayout(Exception):
 
     def __init__(self, where: str, layout: int, known: int) -> None:
         super().__init__(f"{where} has layout {layout}, and this version of Sluice knows only {known}: update Sluice")
+
+
+class NewerKeys(NewerLayout, ConnectionError):
+    """See `NewerLayout`. For a gateway, it is a Redis that cannot be reached."""
 
 
 class SpoolUnavailable(Exception):

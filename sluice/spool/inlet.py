@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
@@ -23,7 +22,7 @@ from sluice.base.counters import REPORT_SECONDS, SECONDS, SIZES, Counts
 from sluice.spool import errors
 from sluice.spool.backlog import UNLIMITED, Backlog
 from sluice.spool.contract import AT_ONCE, NAME, PROBED, TIMEOUT_SECONDS, count_command, open_layout
-from sluice.spool.errors import NewerLayout, Refusal
+from sluice.spool.errors import Refusal
 
 log = logging.getLogger("sluice.spool")
 DISK_SECONDS = 10  # Retry-After while the disk has no more than its reserve
@@ -72,7 +71,7 @@ class Inlet:
         replicas: number of replicas of Redis that must confirm a commit, at least. gateways: processes like this one.
         """
         name = f"{NAME}:gateway:{os.getpid()}"
-        self.redis = connection(address, TIMEOUT_SECONDS, client_name=name, redis_connect_func=prepare_link)
+        self.redis = connection(address, TIMEOUT_SECONDS, client_name=name, redis_connect_func=open_layout)
         self.counts = Counts()
         self.sizes = self.counts.histogram("commit_bodies", SIZES)
         self.seconds = self.counts.histogram("commit_seconds", SECONDS)
@@ -376,11 +375,3 @@ class Inlet:
             if self.replicas:
                 self.caught_up(Group())
         return errors.REPLICAS_BEHIND % self.required if self.behind else None
-
-
-def prepare_link(link: Any) -> None:
-    """For each new connection; see `open_layout`. Raises: RedisError."""
-    try:
-        open_layout(link)
-    except NewerLayout as error:
-        raise ConnectionError(str(error)) from error

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from sluice.spool import contract, contributed_class
+from sluice.spool import contract
 from sluice.spool.claim import Claim
 from sluice.spool.contract import Keys
 from sluice.spool.snapshot import Snapshot, Snapshots
@@ -170,11 +170,3 @@ class Inspector(Snapshots):
         """Bytes that Redis uses, and its limit (0: none)."""
         info = self.redis.info("memory")
         return info["used_memory"], info["maxmemory"]
-
-
-def open_inspector(spool: str, figures: str, timeout: float) -> Inspector:
-    """The operator's side. timeout: seconds to wait for one reply of Redis."""
-    if known := contributed_class(spool, "inspector:Inspector"):
-        opened: Inspector = known(spool, figures, timeout)
-        return opened
-    return Inspector(spool, timeout)

@@ -38,25 +38,18 @@ class Request:
     def __init__(self, read: Callable[[], Claim | None], is_there: Callable[[], bool] = lambda: False) -> None:
         self.read, self.is_there = read, is_there
         self.lock = threading.Lock()
-        self.found: list[Claim | None] = []
+        self.due = True
+        self.claim: Claim | None = None
 
-    def __call__(self) -> Claim | None:
-        """Wait for the reply. Raises: RedisError, once."""
-        with self.lock:
-            if not self.found:
-                self.found.append(None)
-                self.found[0] = self.read()
-            return self.found[0]
-
-    def arrived_claim(self) -> Claim | None:
-        """The claim if its reply has come; for another thread. Raises: RedisError."""
-        if not self.lock.acquire(blocking=False):
+    def __call__(self, wait: bool = True) -> Claim | None:
+        """The claim. wait: for its reply; another thread does not, and gets None until then. Raises: RedisError."""
+        if not self.lock.acquire(blocking=wait):
             return None
         try:
-            if not self.found and self.is_there():
-                self.found.append(None)  # also if it raises: a reply is read once
-                self.found[0] = self.read()
-            return self.found[0] if self.found else None
+            if self.due and (wait or self.is_there()):
+                self.due = False  # also if it raises: a reply is read once
+                self.claim = self.read()
+            return self.claim
         finally:
             self.lock.release()
 

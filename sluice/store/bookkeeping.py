@@ -17,7 +17,9 @@ from sluice.base.times import boot_id, uptime_seconds
 from sluice.parsers import DAY
 from sluice.spool.claim import Claim, Window
 from sluice.store import transaction_limits
-from sluice.store.types import CellFigures, Epoch, Ledger, Row
+from sluice.store.types import Body, CellFigures, Epoch, Ledger, Row
+from sluice.streams.record import Limits
+from sluice.streams.unique import Rule
 
 Db = TypeVar("Db")
 
@@ -53,8 +55,7 @@ class Bookkeeping(ABC, Generic[Db]):
 
     EPOCH_OF: SQL, the epoch in `claim`. NOW: SQL, the time. AGE: SQL, seconds since {}. MICROS: SQL, {} in
     microseconds since 1970. SKIP_LOCKED: the end of a SELECT whose rows are to be deleted, so that it leaves those that
-    another transaction has locked. WITH_ID: in an INSERT that gives an id. ALONE: SQL, whether no other connection
-    folds batches or deletes by age until the end of the transaction.
+    another transaction has locked. WITH_ID: in an INSERT that gives an id.
     """
 
     EPOCH_OF: str
@@ -62,8 +63,6 @@ class Bookkeeping(ABC, Generic[Db]):
     AGE: str
     MICROS: str
     SKIP_LOCKED: str
-    ALONE: str
-    KEYS_IN_PIECES = False  # whether the database, beside this process, puts keys while the next ones are made
     units: dict[str, int]  # stream -> nanoseconds of the last digit of its times
     swept: dict[str, int]  # table ("": dead letters) -> where the search for old rows continues
     WITH_ID: str
@@ -78,6 +77,13 @@ class Bookkeeping(ABC, Generic[Db]):
     @abstractmethod
     def run_sql(self, db: Db, sql: str, values: Sequence[object] = ()) -> list[Row]:
         """Run a statement; the rows that it returns."""
+
+    def is_alone(self, db: Db) -> bool:
+        """Whether no other connection folds batches or deletes by age until the end of the transaction.
+
+        In SQLite, there is one writer at a time.
+        """
+        return True
 
     @abstractmethod
     def stored_time(self, microseconds: int) -> object:
@@ -95,8 +101,21 @@ class Bookkeeping(ABC, Generic[Db]):
     def put_keys(self, db: Db, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
         """Insert those keys of a stream that are not there, with one statement; how many these were.
 
-        at: seconds since 1970. pieces: none is empty. Each is made when it is asked for; see KEYS_IN_PIECES.
+        at: seconds since 1970. pieces: none is empty. Each is made when it is asked for.
         """
+
+    def order_keys(
+        self, rule: Rule, bodies: Sequence[Body], limits: Limits, keys: list[bytes | None]
+    ) -> Iterator[Sequence[bytes]]:
+        """The keys of bodies for `put_keys`, each one once and in their order; a store may make some at a time.
+
+        keys: gets the key of each body, and is complete when the iteration ends.
+        """
+        keys[:] = rule.body_keys(bodies, limits)
+        found: Any = dict.fromkeys(keys)  # in their order as they came, they are sorted sooner
+        found.pop(None, None)
+        if found:
+            yield sorted(found)
 
     def read_identity(self, db: Db) -> str:
         """What tells this database from others; "" if it is a copy of one that had no identity."""
@@ -120,9 +139,8 @@ class Bookkeeping(ABC, Generic[Db]):
         with self.transaction(read=True) as db:
             ranges = self.run_sql(db, "SELECT epoch, first, last FROM batches_ranges WHERE stream = ?", (stream,))
             dead = self.count_dead(db, stream, taken)
-            known = {row[1]: Epoch(*row) for row in self.run_sql(
-                db, "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?", (stream,)
-            )}  # fmt: skip
+            epochs = "SELECT stream, epoch, cell, first, last, purged FROM batches_epochs WHERE stream = ?"
+            known = {row[1]: Epoch(*row) for row in self.run_sql(db, epochs, (stream,))}
             again: dict[str, int] = dict(self.run_sql(db, DUPLICATES, (stream,)))
             aged = self.run_sql(db, "SELECT epoch, deleted, expired FROM batches_expired WHERE stream = ?", (stream,))
             persisted = {
@@ -142,9 +160,9 @@ class Bookkeeping(ABC, Generic[Db]):
         }
         earlier = 0
         for epoch in ours - taken.keys():
-            row = known.get(epoch)
-            lost = max(highest.get(epoch, 0), row.last if row else 0) + 1 - ends.get(epoch, row.first if row else 1)
-            earlier += max(0, lost - (row.purged if row and epoch not in ends else 0))
+            row = known.get(epoch, Epoch(stream, epoch, "", first=1, last=0, purged=0))
+            lost = max(highest.get(epoch, 0), row.last) + 1 - ends.get(epoch, row.first)
+            earlier += max(0, lost - (0 if epoch in ends else row.purged))
         return Ledger(
             bodies=sum(bodies[epoch] for epoch in ours),
             dead=sum(dead[epoch] for epoch in ours),
@@ -214,27 +232,20 @@ class Bookkeeping(ABC, Generic[Db]):
         or of a clock that was ahead, may stand before older ones. before: microseconds since 1970. Raises: Unavailable.
         """
         start, at = self.swept.pop("", 0), self.stored_time(before)
-        next_ones = (
-            f"SELECT id, received_at FROM dead_letters WHERE id > ? ORDER BY id LIMIT {transaction_limits.SEARCH_ROWS}"
-        )
-        some = f"({next_ones}) AS few"
+        some = "SELECT id, received_at < ? FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?"
         with self.transaction(read=True) as db:  # a writer would wait for SQLite's lock only to find nothing
-            ((end, rows),) = self.run_sql(db, f"SELECT max(id), count(*) FROM {some}", (start,))
-            found = f"SELECT id FROM {some} WHERE received_at < ? ORDER BY id LIMIT {transaction_limits.EXPIRE_LETTERS}"
-            old = [id for (id,) in self.run_sql(db, found, (start, at))]
-        if old:
+            found = self.run_sql(db, some, (at, start, transaction_limits.EXPIRE_LETTERS))
+        if old := [id for id, is_old in found if is_old]:
             self.delete_letters(old)
-        if len(old) == transaction_limits.EXPIRE_LETTERS:
-            self.swept[""] = old[-1]
-        elif rows == transaction_limits.SEARCH_ROWS:
-            self.swept[""] = end
+        if len(found) == transaction_limits.EXPIRE_LETTERS:
+            self.swept[""] = found[-1][0]
         return "" in self.swept
 
     def delete_letters(self, letters: list[int]) -> int | None:
         """Delete dead letters, and count the bodies that have none left; how many there were. None: not now."""
         with self.transaction() as db:
             # two that delete letters of one body at once would each see the other's, and neither would count the body
-            if not self.run_sql(db, self.ALONE)[0][0]:
+            if not self.is_alone(db):
                 return None
             numbers = ", ".join("?" * len(letters))
             present = f"SELECT id FROM dead_letters WHERE id IN ({numbers}) {self.SKIP_LOCKED}"
@@ -297,19 +308,19 @@ class Bookkeeping(ABC, Generic[Db]):
         database knows. A machine without a clock of its own gets the time soon after.
         """
         known = dict[str, int](self.run_sql(db, "SELECT stream, until FROM batches_horizons"))
+        new = {name: self.safe_present(db) - age * 1_000_000 for name, age in ages.items() if name not in known}
         if (booted := BOOTED.format(boot_id())) not in known:
             last = max(self.last_batch(db), known.get(KEYS, 0))
             until = last + DAYS_BELIEVED * DAY * 1_000_000 if last else int(time.time() * 1e6)
-            self.put_horizons(db, {booted: until - int(uptime_seconds() * 1e6)})
-        for name in sorted(ages.keys() - known.keys()):
-            self.run_sql(db, PUT_HORIZON, (name, self.safe_present(db) - ages[name] * 1_000_000))
+            new[booted] = until - int(uptime_seconds() * 1e6)
+        self.put_horizons(db, new)
 
     def latest_boot(self) -> int | None:
         """The latest time at which this machine may have been booted (microseconds since 1970); None: unknown."""
         return (boot_id() and self.read_horizon(BOOTED.format(boot_id()))) or None
 
     def put_horizons(self, db: Db, horizons: Mapping[str, int]) -> None:
-        for name, until in horizons.items():
+        for name, until in sorted(horizons.items()):  # of two transactions, one waits for the other
             self.run_sql(db, PUT_HORIZON, (name, until))
 
     def last_batch(self, db: Db) -> int:

@@ -15,7 +15,7 @@ from sluice.streams.registry import Stream
 
 def open_cell_store(s: Settings, streams: Mapping[str, Stream], **more: Any) -> Store[Any]:
     """The store of a cell, for a verb: `open_store` without `make`. Raises: as that, and as `require_cell_store`."""
-    store = open_store(s.store, dict(streams), make=False, **more)
+    store = open_store(s.store, streams, make=False, **more)
     try:
         require_cell_store(store, s.home)
     except BaseException:

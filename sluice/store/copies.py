@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sluice.store.registry import database_of, databases, module_of, open_store
+from sluice import registry
+from sluice.store.registry import SQLITE, database_of, module_of, open_store
 
 HOLDS = "SELECT EXISTS (SELECT 1 FROM batches) OR EXISTS (SELECT 1 FROM batches_ranges)"
 Progress = Callable[[float], None]  # called with the share that is done
@@ -43,7 +44,8 @@ def restore_store(url: str, file: Path, replace: bool, progress: Progress) -> No
     here = database_of(url)
     with open(file, "rb") as opened:
         head = opened.read(16)
-    made = next((each.name for each in databases() if head.startswith(each.magic)), None)
+    known = [SQLITE, *registry.declared_entries("databases").values()]
+    made = next((each.name for each in known if head.startswith(each.magic)), None)
     if made is None:
         raise CannotCopy(f"{file} is no backup")
     if made != here.name:

@@ -28,6 +28,7 @@ STEP_MICROS = 60_000_000  # a smaller difference between clock and uptime is no 
 SETTLED_SECONDS = 3600.0  # after a boot, from when on the clock goes as the uptime does
 RECENT_SECONDS = 600  # in which the rate of keys is counted
 NOTE_SECONDS = 2.0  # between two notes of how far a pass over all keys is
+COUNTED = "kept ", "recent "  # names of counts begin so
 AT_BYTES = 7  # of a key; as a number they fit into 64 bits
 EXPIRE_PART, EXPIRE_SECONDS = 50, 3600.0  # between two looks for old rows: 1/50 of their age, at most an hour
 
@@ -134,10 +135,9 @@ class KeyExpiry(Expiry):
         super().__init__(KEYS, 0)
         self.own, self.ages = ages, ages
         self.slack = max(ages.values()) / EXPIRE_PART
-        self.at: bytes | None = None  # the last key that was looked at; None: not known yet
-        self.kept, self.recent = Counter[str](), Counter[str]()  # in this pass
-        self.shares = dict.fromkeys(ages, 1.0)  # of their age to which keys are kept now
-        self.short = set[str]()  # streams whose keys are not kept for all of their age
+        self.notes: dict[str, int] | None = None  # of the last pass, as the database has them; None: not read yet
+        self.at = b""  # the last key that was looked at
+        self.counted = Counter[str]()  # in this pass
         self.due = 0.0  # uptime: when to note how far the pass is
         self.looked = -math.inf  # uptime: when the last pass ended, as far as this process knows
 
@@ -151,10 +151,11 @@ class KeyExpiry(Expiry):
     @override
     def delete_old(self, store: Store[Any], before: int) -> bool:
         now = before // 1_000_000
-        if self.at is None:
-            noted_before = store.read_horizons(PASS)
-            self.resume_pass(noted_before)
-            passed = now - noted_before.get("ended", 0)
+        if self.notes is None:
+            self.notes = store.read_horizons(PASS)
+            self.counted = Counter({name: n for name, n in self.notes.items() if name.startswith(COUNTED)})
+            self.at = self.notes.get("at", 0).to_bytes(AT_BYTES, "big").rstrip(b"\0")
+            passed = now - self.notes.get("ended", 0)
             if not self.at and 0 <= passed < int(self.pause_seconds()):
                 self.looked = times.uptime_seconds() - passed
                 return False
@@ -162,51 +163,32 @@ class KeyExpiry(Expiry):
             self.ages = dict(self.own)
             for _, theirs in store.read_settings("unique"):
                 self.ages |= {name: max(age, self.ages.get(name, 0)) for name, age in theirs.items()}
-        shares = {stream: self.shares.get(stream, 1.0) for stream in self.ages}
+        shares = {stream: self.notes.get(f"share {stream}", 1_000_000) / 1e6 for stream in self.ages}
         old = {stream: now - int(age * shares[stream]) for stream, age in self.ages.items()}
-        self.at, kept, recent = store.expire_keys(self.at or b"", old, now - RECENT_SECONDS)
-        self.kept += kept
-        self.recent += recent
-        if more := self.at != LAST_KEY:
+        self.at, kept, recent = store.expire_keys(self.at, old, now - RECENT_SECONDS)
+        for stream, count in kept.items():
+            self.counted[f"kept {stream}"] += count
+            self.counted[f"recent {stream}"] += recent[stream]
+        if self.at != LAST_KEY:
             if times.uptime_seconds() >= self.due:
-                self.note_pass(store, self.at)
-            return more
+                self.note_pass(store)
+            return True
         self.looked = times.uptime_seconds()
-        noted = {"ended": now}
+        found = {"ended": now}
         for stream, share in shares.items():
-            count = self.kept[stream]
-            self.shares[stream] = share = min(1.0, share * transaction_limits.MAX_KEYS / max(1, count))
-            noted |= {f"share {stream}": int(share * 1e6), f"rate {stream}": self.recent[stream]}
-            if share < 1 and stream not in self.short:
-                log.warning("%s: keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", stream, 100 * share, count)
-            (self.short.discard if share == 1 else self.short.add)(stream)
-        gone = {f"{what} {stream}": 0 for stream in self.kept | self.recent for what in ("kept", "recent")}
-        self.at, self.kept, self.recent = b"", Counter(), Counter()
-        self.note_pass(store, self.at, gone | noted)
+            count = self.counted[f"kept {stream}"]
+            new = min(1.0, share * transaction_limits.MAX_KEYS / max(1, count))
+            if new < 1 and share == 1:
+                log.warning("%s: keys are kept for %.0f %% of INGEST_UNIQUE: there are %d", stream, 100 * new, count)
+            found |= {f"share {stream}": max(1, int(new * 1e6)), f"rate {stream}": self.counted[f"recent {stream}"]}
+        self.notes |= found
+        self.at, self.counted = b"", Counter(dict.fromkeys(self.counted, 0))
+        self.note_pass(store, found)
         return False
 
-    def resume_pass(self, noted: Mapping[str, int]) -> None:
-        """Go on with the pass that a process before this one has begun."""
-        self.at = noted.get("at", 0).to_bytes(AT_BYTES, "big").rstrip(b"\0")
-        for name, value in noted.items():
-            what, _, stream = name.partition(" ")
-            if what == "share":
-                self.shares[stream] = value / 1e6
-            elif what in ("kept", "recent") and self.at:
-                (self.kept if what == "kept" else self.recent)[stream] = value
-        self.short = {stream for stream, share in self.shares.items() if share < 1}
-
-    def note_pass(self, store: Store[Any], at: bytes, more: Mapping[str, int] = MappingProxyType({})) -> None:
+    def note_pass(self, store: Store[Any], found: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Note how far the pass is. found: by one that has ended."""
         self.due = times.uptime_seconds() + NOTE_SECONDS
-        counted = {f"kept {stream}": n for stream, n in self.kept.items()}
-        counted |= {f"recent {stream}": n for stream, n in self.recent.items()} | dict(more)
-        counted["at"] = int.from_bytes(at[:AT_BYTES].ljust(AT_BYTES, b"\0"), "big")
-        store.set_horizons({PASS + name: value for name, value in counted.items()})
-
-
-def kept_seconds(store: Store[Any], stream: str, age: int) -> float:
-    """For how long keys of a stream are kept at the rate of RECENT_SECONDS, if that is less than their age; else 0."""
-    noted = store.read_horizons(PASS)
-    share, rate = noted.get(f"share {stream}", 1_000_000) / 1e6, noted.get(f"rate {stream}", 0)
-    lasts = min(age * share, transaction_limits.MAX_KEYS / rate * RECENT_SECONDS if rate else age)
-    return lasts if lasts < age else 0.0
+        at = int.from_bytes(self.at[:AT_BYTES].ljust(AT_BYTES, b"\0"), "big")
+        noted = {**self.counted, **found, "at": at}
+        store.set_horizons({PASS + name: value for name, value in noted.items()})

@@ -37,25 +37,20 @@ class Keys:
         self.taken: list[Collection[bytes]] = []
         self.duplicates = 0
 
-    def keep_new(self, rule: Rule, bodies: Sequence[Body], limits: Limits, whole: bool = True) -> Sequence[Body]:
+    def keep_new(self, rule: Rule, bodies: Sequence[Body], limits: Limits) -> Sequence[Body]:
         """What is left of bodies without what is stored already; it has got its keys.
 
-        limits: with which they were decoded. whole: they are no parts of bodies, which have no keys but of records.
+        limits: with which they were decoded.
         """
-        if whole:
-            bodies = self.without_duplicates(rule, bodies, limits)
-        if whole and rule.recent is not None and bodies:
-            bodies = self.without_recent(rule, bodies)
-        return (
-            bodies
-            if rule.fields is None
-            else self.with_new_records(record_key(rule.fields, self.store.units[self.stream]), bodies)
-        )
+        bodies = self.without_duplicates(rule, bodies, limits)
+        if rule.recent is not None and bodies:
+            bodies = self.without_recent(rule.recent, bodies)
+        return self.with_new_records(rule, bodies)
 
     def without_duplicates(self, rule: Rule, bodies: Sequence[Body], limits: Limits) -> Sequence[Body]:
         """The bodies whose keys are new. Of those with the same key, the first one counts."""
-        keys: list[bytes | None] = [None] * len(bodies)
-        pieces = rule.ordered_keys(bodies, limits, keys, self.store.KEYS_IN_PIECES)
+        keys = list[bytes | None]()
+        pieces = self.store.order_keys(rule, bodies, limits, keys)
         begin = next(pieces, None)
         if begin is None:
             return bodies
@@ -72,14 +67,16 @@ class Keys:
         self.duplicates += len(bodies) - len(new)
         return new
 
-    def without_recent(self, rule: Rule, bodies: Sequence[Body]) -> Sequence[Body]:
+    def without_recent(
+        self, recent_keys: Callable[[bytes, Sequence[Record], int], list[bytes]], bodies: Sequence[Body]
+    ) -> Sequence[Body]:
         """The bodies whose content did not come shortly before.
 
         A body that is stored takes the keys of all steps of the time in which its content counts. One that comes asks
         for the key of its own step, and takes none if it is there: what is repeated for ever is stored once in each
         such time.
         """
-        keys = [rule.recent_keys(body.item, body.records, body.received) for body in bodies]
+        keys = [recent_keys(body.item, body.records, body.received) for body in bodies]
         if not any(keys):
             return bodies
         owners = self.find_owners(sorted({of_body[0] for of_body in keys if of_body}))
@@ -95,27 +92,25 @@ class Keys:
         self.duplicates += len(bodies) - len(left)
         return left
 
-    def with_new_records(
-        self, key_of: Callable[[Record, bytes], bytes | None], bodies: Sequence[Body]
-    ) -> Sequence[Body]:
+    def with_new_records(self, rule: Rule, bodies: Sequence[Body]) -> Sequence[Body]:
         """The bodies with those of their records whose keys are new. Bodies of which nothing is left are duplicates."""
-        keys: list[list[bytes | None]] = []
-        first: dict[bytes, tuple[int, int]] = {}  # key -> where it is first: the position of the body and of the record
-        for at, body in enumerate(bodies):
+        if rule.fields is None:
+            return bodies
+        key_of = record_key(rule.fields, self.store.units[self.stream])
+        keys = list[list[Any]]()
+        for body in bodies:
             who = sent_by(body.item)
-            of_body = [key_of(record, who) for record in body.records]
-            keys.append(of_body)
-            for position, key in enumerate(of_body):
-                if key:
-                    first.setdefault(key, (at, position))
-        others = self.take_keys([sorted(first)], bodies[-1].received) if first else ()
+            keys.append([key_of(record, who) for record in body.records])
+        new = {*chain.from_iterable(keys)} - {None}
+        if new:
+            new -= self.take_keys([sorted(new)], bodies[-1].received)
         left = []
-        for at, (body, of_body) in enumerate(zip(bodies, keys)):
-            records = [
-                record
-                for position, (record, key) in enumerate(zip(body.records, of_body))
-                if not key or (first[key] == (at, position) and key not in others)
-            ]
+        for body, of_body in zip(bodies, keys):
+            records = []
+            for record, key in zip(body.records, of_body):
+                if key is None or key in new:
+                    new.discard(key)  # of records with the same key, the first one counts
+                    records.append(record)
             if len(records) == len(of_body):
                 left.append(body)
             elif records or body.rejects:
@@ -159,14 +154,6 @@ class Keys:
             question = f"SELECT key, batch FROM batches_keys WHERE key IN ({listed}) AND stream = ?"
             found |= dict(self.store.run_sql(self.db, question, (*asked, self.stream)))
         return found
-
-    def leave_keys(self) -> None:
-        """Make the keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
-        keys = sorted({*chain.from_iterable(self.taken)})
-        for start in range(0, len(keys), transaction_limits.ASKED_KEYS):
-            some = keys[start : start + transaction_limits.ASKED_KEYS]
-            left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "
-            self.store.run_sql(self.db, left + "AND batch = ?", (*some, self.stream, self.batch))
 
     def count_duplicates(self, epoch: str) -> None:
         """Count the duplicates in the ledger."""

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from sluice import registry
-from sluice.parsers import FOREVER, Keep
 from sluice.registry import Database
 from sluice.settings import Settings
 from sluice.store.store import RowDestinations, Store
@@ -17,10 +16,6 @@ from sluice.store.types import Unavailable
 from sluice.streams.registry import Stream
 
 SQLITE = Database("sluice.store.sqlite", "", "SQLite", "Sqlite", "sqlite:///.+", "sqlite:///PATH", b"SQLite format 3\0")
-
-
-def databases() -> list[Database]:
-    return list(dict.fromkeys([SQLITE, *registry.declared_entries("databases").values()]))
 
 
 def database_of(url: str) -> Database:
@@ -38,28 +33,19 @@ def module_of(database: Database, name: str) -> ModuleType:
 
 def check_store(url: str) -> None:
     """Raises: SettingError if no database can have this address."""
-    database = database_of(url)
-    with contextlib.suppress(Unavailable):  # without the driver; who opens the store says so
-        getattr(module_of(database, "store"), database.store).check(url)
+    if check := database_of(url).check:
+        with contextlib.suppress(ImportError):  # without the driver; who opens the store says so
+            registry.load_target(check)(url)
 
 
-def open_store(
-    url: str,
-    streams: dict[str, Stream],
-    make: bool = True,
-    keep: Keep = FOREVER,
-    row_destinations: RowDestinations | None = None,
-    used: bool = False,
-) -> Store[Any]:
-    """The store of a URL. make: create the database and its tables, or add missing columns.
+def open_store(url: str, streams: Mapping[str, Stream], **how: Any) -> Store[Any]:
+    """The store of a URL. how: see `Store`.
 
-    used: the cell has stored there, so a file that is missing is not made again.
-    keep: INGEST_KEEP. row_destinations: see `open_destinations`; none: all rows are in tables.
     Raises: Unavailable if the database cannot be reached, or its driver is not installed; SettingError, see above.
     """
     database = database_of(url)
-    backend = getattr(module_of(database, "store"), database.store)
-    store: Store[Any] = backend(url, streams, make, keep, row_destinations or RowDestinations(), used)
+    store: Store[Any] = getattr(module_of(database, "store"), database.store)(url, streams, **how)
+    store.database = database
     return store
 
 

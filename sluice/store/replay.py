@@ -6,11 +6,12 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sluice.store import transaction_limits
 from sluice.store.keys import Keys
-from sluice.store.questions import DeadLetter, common_reason
+from sluice.store.questions import DeadLetter, common_reason, own_questions
 from sluice.store.retries import retry_conflicts
 from sluice.store.store import DEFAULT_LIMITS, Store, key_names
 from sluice.store.types import Body, Origin, Outcome
@@ -78,10 +79,10 @@ def replace_letters(
                 continue
             keys = Keys(store, db, letter.stream, letter.batch)
             origin = Origin(letter.batch, key_names([body]), letter.whole, letter.reason)
-            outcome = store.store_bodies(attempt, letter.stream, origin, not_stored(store, keys, letter, body, limits))
+            outcome = attempt.store_bodies(letter.stream, origin, not_stored(store, keys, letter, body, limits))
             store.add_records(db, letter.batch, outcome.records)
             if outcome.records and are_final(store, letter.stream, outcome):
-                keys.leave_keys()  # another letter of this batch may be a copy of this one
+                leave_keys(keys)  # another letter of this batch may be a copy of this one
             if outcome.records:
                 store.add_change(db, letter.stream, letter.batch)
             records += outcome.records
@@ -110,13 +111,22 @@ def not_stored(store: Store[Any], keys: Keys, letter: DeadLetter, body: Body, li
     rule = store.rules.get(letter.stream)
     if rule is None:
         return (body,)
-    new = keys.keep_new(rule, (body,), limits, letter.whole)
+    # a part of a body has no keys but of records
+    new = keys.keep_new(rule, (body,), limits) if letter.whole else keys.with_new_records(rule, (body,))
     return (body.with_results((), (Reject(letter.body, STORED_MEANWHILE, letter.whole),)),) if keys.duplicates else new
+
+
+def leave_keys(keys: Keys) -> None:
+    """Make the keys those of no batch: what else has one of them is a duplicate, also if it is of this batch."""
+    taken = sorted({*chain.from_iterable(keys.taken)})
+    for start in range(0, len(taken), transaction_limits.ASKED_KEYS):
+        some = taken[start : start + transaction_limits.ASKED_KEYS]
+        left = f"UPDATE batches_keys SET batch = 0 WHERE key IN ({', '.join('?' * len(some))}) AND stream = ? "
+        keys.store.run_sql(keys.db, left + "AND batch = ?", (*some, keys.stream, keys.batch))
 
 
 def count_buried(store: Store[Any], db: Any, batches: Iterable[int], above: int) -> Counter[str]:
     """The reasons of the letters of some batches, with their number. above: the id below the first of them."""
-    counted = (
-        f"SELECT {common_reason(store)}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {store.KIND}"
-    )
+    kind = own_questions(store).KIND
+    counted = f"SELECT {common_reason(store)}, count(*) FROM dead_letters WHERE id > ? AND batch = ? GROUP BY {kind}"
     return sum((Counter(dict(store.run_sql(db, counted, (above, batch)))) for batch in batches), Counter[str]())

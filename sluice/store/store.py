@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sluice.parsers import DEAD, Keep
+from sluice.parsers import DEAD, FOREVER, Keep
+from sluice.registry import Database
 from sluice.spool.claim import Claim
 from sluice.spool.errors import EARLIER
 from sluice.store import transaction_limits
-from sluice.store.bisection import Bisection
+from sluice.store.bisection import store_or_bury
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT, escape_reason
-from sluice.store.types import Body, NewerTables, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Body, NewerTables, Origin, Outcome, Unavailable
 from sluice.streams.message import KEPT, NOBODY, sender_of
 from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
@@ -30,29 +31,29 @@ MICROSECOND = 1_000
 
 
 class Attempt:
-    """One transaction that stores rows. db: the connection."""
+    """A transaction that stores rows. db: the connection."""
 
     db: Any
 
-    def store_rows(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """`Store.store_bodies` for a stream whose rows go elsewhere."""
-        raise NotImplementedError
+    def __init__(self, store: Store[Any]) -> None:
+        self.store = store
 
-    def copy_rows(
-        self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
-    ) -> Outcome:
-        """Insert rows into their table, and let them go elsewhere, too. Raises: RowsRejected, with nothing done."""
-        raise NotImplementedError
+    def store_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """Store the records of bodies, and bury rejects and what is rejected."""
+        return store_or_bury(partial(self.insert_bodies, stream, origin), bodies)
+
+    def insert_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""
+        return self.store.insert_bodies(self.db, self.store.checked_table(self.db, stream), origin, bodies)
 
 
 class RowDestinations:
     """Where rows go that are in no table: those of no stream. A contribution has some.
 
-    streams: whose rows go elsewhere. copied: whose rows are in their table, and go elsewhere, too.
+    streams: whose rows are in no table.
     """
 
     streams: Collection[str] = ()
-    copied: Collection[str] = ()
 
     def addresses(self) -> Mapping[str, str]:
         """Stream -> the address of its destination."""
@@ -61,13 +62,9 @@ class RowDestinations:
     @contextlib.contextmanager
     def begin_attempt(self, store: Store[Any], streams: set[str]) -> Iterator[Attempt]:
         """A transaction that stores rows of these streams. Raises: Unavailable."""
-        attempt = Attempt()
+        attempt = Attempt(store)
         with store.transaction() as attempt.db:
             yield attempt
-
-    def is_copy(self, stream: str, origin: Origin) -> bool:
-        """Whether these rows of a stream that is `copied` are in their table: their letter says that no more is due."""
-        return False
 
     def expire_rows(self, stream: str, before: int, dry: bool = False) -> int:
         """Delete rows that arrived before a time (microseconds since 1970); their number. dry: only count them."""
@@ -81,33 +78,40 @@ class Store(Bookkeeping[Db]):
     """A database, as the worker and the operator's commands use it. A table is an object that the backend defines.
 
     TIME_UNIT: nanoseconds of the last digit of a time in its tables, but of streams with nanoseconds.
+    TABLE: the class of its tables.
     """
 
     TIME_UNIT: int
+    TABLE: type[Any]
+    database: Database
 
     def __init__(
         self,
+        url: str,
         streams: Mapping[str, Stream],
-        table: Callable[[Stream], Any],
-        keep: Keep,
-        row_destinations: RowDestinations,
+        make: bool = True,
+        keep: Keep = FOREVER,
+        row_destinations: RowDestinations | None = None,
+        used: bool = False,
     ) -> None:
-        self.tables = {name: table(stream) for name, stream in streams.items() if name not in row_destinations.streams}
+        """make: create the database and its tables, or add missing columns.
+
+        used: the cell has stored there, so a file that is missing is not made again.
+        keep: INGEST_KEEP. row_destinations: see `open_destinations`; none: all rows are in tables.
+        """
+        self.url, self.make, self.used, self.keep = url, make, used, keep
+        self.row_destinations = row_destinations or RowDestinations()
+        elsewhere = self.row_destinations.streams
+        self.tables = {name: self.TABLE(stream) for name, stream in streams.items() if name not in elsewhere}
         self.rules = {name: stream.rule for name, stream in streams.items()}
         # of the times in its own tables, and of those that are sent elsewhere
-        units = {name: MICROSECOND if name in row_destinations.streams else self.TIME_UNIT for name in streams}
+        units = {name: MICROSECOND if name in elsewhere else self.TIME_UNIT for name in streams}
         self.units = {name: 1 if streams[name].precision == "ns" else unit for name, unit in units.items()}
-        self.keep = keep
         kept = {name: keep.for_stream(name) for name in (*streams, DEAD)}
         self.ages = {KEYS: 0} | {name: age for name, age in kept.items() if age is not None}
-        self.row_destinations = row_destinations
         self.checked: set[str] = set()  # streams whose table this connection has created or checked
         self.db: Db | None = None
         self.swept = {}
-
-    @staticmethod
-    def check(url: str) -> None:
-        """Raises: SettingError if no database can have this address. It is not connected to."""
 
     def persist(self, claim: Claim, bodies: Sequence[Body], limits: Limits = DEFAULT_LIMITS) -> Outcome:
         """Store the bodies of a claim, in one transaction: their records as rows, their rejects as dead letters.
@@ -132,23 +136,10 @@ class Store(Bookkeeping[Db]):
                     keys = Keys(self, db, claim.stream, batch)
                     some = keys.keep_new(rule, some, limits)
                     keys.count_duplicates(claim.epoch)
-                stored = self.store_bodies(attempt, claim.stream, Origin(batch, key_names(some)), some)
+                stored = attempt.store_bodies(claim.stream, Origin(batch, key_names(some)), some)
                 self.add_records(db, batch, stored.records)
                 outcome = stored if outcome.again else outcome.plus(stored)
         return outcome
-
-    def store_bodies(self, attempt: Attempt, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """Store rows in the table of a stream, or elsewhere, and bury rejects and what is rejected."""
-        copied = stream in self.row_destinations.copied
-        if stream in self.row_destinations.streams or (copied and self.row_destinations.is_copy(stream, origin)):
-            return attempt.store_rows(stream, origin, bodies)
-        insert = partial(self.insert_bodies, attempt.db, self.checked_table(attempt.db, stream), origin)
-        if copied:
-            insert = partial(attempt.copy_rows, insert, stream, origin)
-        try:
-            return insert(bodies)
-        except RowsRejected:
-            return Bisection(insert).store_bodies(bodies)
 
     def expire_stream(self, stream: str, before: int) -> bool:
         """Delete some rows of a stream that arrived before a time, and count them; whether there may be more.
@@ -183,7 +174,7 @@ class Store(Bookkeeping[Db]):
             return False
         ((last, highest, folded),) = found
         with self.transaction() as db:
-            if not self.run_sql(db, self.ALONE)[0][0] or not self.is_final(db, last, highest):
+            if not self.is_alone(db) or not self.is_final(db, last, highest):
                 return False
             for stream, epoch, low, high, first, end in self.run_sql(db, grouped, (folded, last)):
                 self.merge_ranges(db, stream, epoch, first, end)
@@ -192,9 +183,9 @@ class Store(Bookkeeping[Db]):
         return True
 
     def is_final(self, db: Db, batch: int, highest: int) -> bool:
-        """Whether no transaction can add this or a lower id to `batches`. highest: the last id when this one was read.
+        """Whether no transaction can add this or a lower id to `batches`. In SQLite, there is one writer at a time.
 
-        In SQLite, there is one writer at a time.
+        highest: the last id when this one was read.
         """
         return True
 
@@ -228,24 +219,13 @@ class Store(Bookkeeping[Db]):
 
     def bury_rejects(self, db: Db, stream: str, origin: Origin, bodies: Iterable[Body]) -> int:
         """Bury the rejects of bodies; their number."""
-        letters = [
-            (
-                self.stored_time(body.received),
-                stream,
-                part,
-                escape_reason(reason).decode(),
-                whole and origin.whole,
-                origin.batch,
-                body.seq,
-            )
-            for body in bodies
-            for part, reason, whole in body.rejects
-        ]
-        for letter in letters:
-            self.run_sql(db, BURY, letter)
-        return len(letters)
-
-    KIND: str  # SQL: a reason up to its first quote or number, which may be what a client has sent
+        count = 0
+        for body in bodies:
+            for part, reason, whole in body.rejects:
+                why, at = escape_reason(reason).decode(), self.stored_time(body.received)
+                self.run_sql(db, BURY, (at, stream, part, why, whole and origin.whole, origin.batch, body.seq))
+                count += 1
+        return count
 
     @abstractmethod
     def create_table(self, db: Db, table: Any) -> None:
@@ -261,22 +241,6 @@ class Store(Bookkeeping[Db]):
     @abstractmethod
     def insert_bodies(self, db: Db, table: Any, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""
-
-    @abstractmethod
-    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
-        """The rows of a query on the dead letters for which `where` holds, in a read-only transaction.
-
-        question: SQL, with {} where the table stands.
-        Raises: ValueError if `where` is not valid SQL.
-        """
-
-    @abstractmethod
-    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
-        """The columns of a stream's table and its last rows, newest first; none if there is no table.
-
-        A value is a text of at most so many characters, or None. It takes the same time for ever, and keeps no worker
-        waiting. Raises: Unavailable.
-        """
 
     @abstractmethod
     def expire_rows(self, stream: str, before: int) -> bool:

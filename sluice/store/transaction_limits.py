@@ -8,15 +8,11 @@ from __future__ import annotations
 TURN_SECONDS = 1.0  # after which no further body is decoded in the same transaction
 KEEP_BATCHES = 5_000  # rows of `batches` that are kept
 FOLD_BATCHES = 1_000  # rows of `batches` that are folded in one transaction, which takes a few milliseconds
-KEEP_CHANGES = 100_000  # rows of `view_changes` that are kept
 EXPIRE_ROWS, EXPIRE_LETTERS = 5_000, 200  # deleted by age in one transaction
 SEARCH_ROWS = 5_000  # that are searched for old ones in one transaction
 # Of the search for rejected records: insertions; then, of so many records, those that are left are buried together
 SEARCH_INSERTS, CHUNK_RECORDS = 4_000, 1_000
 MERGED_BYTES = 1 << 16  # of the records in such a letter
-LETTER_BYTES = 4 << 20  # of dead letters held in memory at once
-REASONS = 100  # of dead letters that are told apart
-GROUP_RECORDS = 32_768  # held in memory on their way to a destination
 # What is decoded for one transaction. A record takes about RECORD_BYTES, and a byte of text TEXT_FACTOR: an attribute
 # of eight bytes takes forty. What else it takes, as `[[],[],…]` does, shows in Python's blocks of up to 512 bytes. They
 # are looked at every few milliseconds, in which one decodes to 10 MB

@@ -11,18 +11,13 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from sluice.streams.encoding import inflate_body
 from sluice.streams.record import Invalid, Limits
 
 BOM = b"\xef\xbb\xbf"
-UTF16 = re.compile(rb"\xff\xfe[^\0]\0|\xfe\xff\0[^\0]")  # a byte order mark, and a character below U+0100
-BLANK = b" \t\n\r\v\f\0"
 INVALID_COST = 12  # records of the budget that an invalid one costs: rejecting it takes longer
 INVALID_BYTES = 128  # of an invalid part that cost one record more: how far it was decoded is not known
 ATTEMPT_COST = 1  # records that another attempt costs, with what reads a part more leniently
 EMPTY_COST = 1  # records that a part without one costs
-BRACKETS = 16  # of a nested element that cost one record: finding its end takes as long
-FAILED_INFLATIONS = 8  # of a body: one costs as much as an eighth of what may be inflated
 NESTED = 8  # objects and arrays that cost one record, in a body of many: an empty one takes 64 bytes of memory and more
 GROWTH = 8  # bytes that a body may become beside `Limits.room`, for each of its own
 
@@ -30,11 +25,9 @@ STRING = rb'"(?:[^"\\]++|\\.)*+"'
 TEXT = re.compile(STRING, re.DOTALL)
 SCALAR = re.compile(rb"[^,\] \t\r\n]++")
 FLAT = re.compile(rb"\{(?:[^\"{}\[\]]++|" + STRING + rb")*+\}", re.DOTALL)
-BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|" + STRING + rb")*+([{}\[\]])", re.DOTALL)
 GAP = re.compile(rb"[ \t\r\n,]*+")
 LINE = re.compile(rb"[^\n]++")
 TRAILING = re.compile(r"trailing characters \(byte (\d+)\)$")
-TOGETHER = re.compile(rb"\}[ \t\r]*+\{")
 NOT_JSON = "not JSON: "  # the reasons of what is no JSON begin so
 
 skip = msgspec.json.Decoder(msgspec.Raw).decode
@@ -65,8 +58,7 @@ class Budget:
     fields and brackets that are counted. Without this limit, 8 KB of gzip keep a worker busy for ten seconds. Bytes of
     the body that are written more than once (a dead letter, with the head and whatever stands before it; what several
     rows inherit) cost as many of `room`. Without this limit, 600 bytes of gzip become gigabytes. When either is used
-    up, `left` is not positive: the rest of the body is one reject, a Remainder. `inflate` is the only way to what is
-    compressed inside of a body.
+    up, `left` is not positive: the rest of the body is one reject, a Remainder.
 
     size: bytes of the body, inflated. packed: bytes that may be inflated inside of it. nested: objects and arrays that
     are not counted; unread: bytes that are too few to have more.
@@ -83,32 +75,9 @@ class Budget:
         self.nested = NESTED * limits.records
         self.unread = 2 * self.nested
 
-    def charge_work(self, units: int) -> None:
-        """Pay for work before it is done. Raises: Exhausted if there is not as much left; then nothing is."""
-        self.left -= units
-        if self.left < 0:
-            raise Exhausted
-
-    def charge_attempt(self, size: int) -> None:
-        """Pay for another attempt at a part of so many bytes. It may be the last one."""
-        self.left -= ATTEMPT_COST + size // INVALID_BYTES
-
     def charge_failure(self, size: int) -> None:
         """Pay for an invalid part of so many bytes."""
         self.left -= INVALID_COST + size // INVALID_BYTES
-
-    def inflate(self, data: bytes, encoding: str = "", grows: bool = False) -> bytes:
-        """The content of a compressed part. grows: it takes the place of the body. Raises: Invalid."""
-        try:
-            content = inflate_body(data, encoding, self.packed)
-        except Invalid:
-            self.packed -= min(self.packed, self.limits.inflated // FAILED_INFLATIONS)
-            raise
-        self.packed -= len(content)
-        if grows:
-            self.room += GROWTH * len(content)
-        self.count_nested(content)
-        return content
 
     def count_nested(self, text: bytes) -> None:
         """Find out, before a text is split, whether the objects and arrays of its parts have to be paid for."""
@@ -134,22 +103,6 @@ class Budget:
         """Pay for a part of the body that is decoded. before: `left` before that; it is less if there was a record."""
         if self.left == before:
             self.left -= EMPTY_COST
-
-    def charge_rows(self, times: int, size: int) -> None:
-        """Pay for bytes that each row of one line, point or series has, before the rows are made.
-
-        Raises: Invalid if they are more than this may be: a part of a body is stored complete or not at all.
-        """
-        if times * size > self.limits.repeated:
-            raise Invalid(f"becomes more than {self.limits.repeated} bytes of rows")
-        self.charge_bytes(times * size)
-
-
-class Exhausted(Invalid):
-    """A part needs more than is left of the budget."""
-
-    def __init__(self) -> None:
-        super().__init__(Remainder.reason)
 
 
 def check_json(text: bytes) -> None:
@@ -229,62 +182,6 @@ def end_of_value(text: memoryview) -> int:
 def split_lines(body: bytes, budget: Budget) -> Iterator[bytes]:
     """The lines of a body that are not empty, as `split_parts`."""
     return split_parts(body, map(re.Match.span, LINE.finditer(body)), budget)
-
-
-def split_rows(body: bytes, budget: Budget) -> Iterator[bytes]:
-    """As `split_lines`, but an object that a program has indented (`jq .`, journald's json-pretty) is one part."""
-    return split_parts(body, row_places(body, budget), budget) if b"\n}" in body else split_lines(body, budget)
-
-
-def row_places(body: bytes, budget: Budget) -> Iterator[tuple[int, int]]:
-    """Where the rows of a body are: each line, but those from one that begins with { to the next one that is } are one,
-    unless another of them begins with {, or they are longer than a record.
-    """
-    opened, count = -1, 0  # where the lines from such a { begin, and how many they are
-    at = end = 0
-    for match in LINE.finditer(body):
-        (at, end), line = match.span(), match[0].rstrip()
-        opens = line.startswith(b"{")
-        is_last = opened >= 0 and line == b"}"
-        if opened >= 0 and not is_last and not opens and end - opened <= budget.limits.record:
-            count += 1
-            budget.left -= not count % BRACKETS
-            if budget.left <= 0:
-                break
-            continue
-        if is_last:
-            yield opened, end
-            opened = -1
-            continue
-        if opened >= 0:
-            yield from map(re.Match.span, LINE.finditer(body, opened, at))
-        opened = at if opens and not line.endswith(b"}") else -1
-        if opened < 0:
-            yield at, end
-    if opened >= 0:
-        yield from map(re.Match.span, LINE.finditer(body, opened))
-
-
-def adjacent_objects(line: bytes, budget: Budget) -> list[bytes]:
-    """The objects of a line that follow each other, as in Fluent Bit's json_stream. Empty: the line is no such thing.
-
-    A damaged object is a part with all that follows it.
-    """
-    found: list[bytes] = []
-    at = start = depth = count = 0
-    if not TOGETHER.search(line):
-        return found
-    while budget.left > len(found) and (match := BRACKET.match(line, at)):
-        at = match.end()
-        depth += 1 if match[1] in b"{[" else -1
-        count += 1
-        budget.left -= not count % BRACKETS
-        if depth <= 0:
-            found.append(line[start:at].strip())
-            start, depth = at, 0
-    if rest := line[start:].strip():
-        found.append(Remainder(rest) if budget.left <= len(found) else rest)
-    return found if len(found) > 1 and all(part.startswith(b"{") for part in found) else []
 
 
 def split_parts(body: bytes, places: Iterable[tuple[int, int]], budget: Budget) -> Iterator[bytes]:

@@ -8,14 +8,14 @@ from sluice.streams import gps, logs, metrics, votes
 from sluice.streams.decoder import JsonDecoder
 from sluice.streams.guard import GUARD
 from sluice.streams.record import Gps, Log, Metric, Vote
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 from sluice.streams.schema import case_conflict, stream_problem
 from sluice.streams.unique import Rule
 
-METRICS = metrics.MetricsDecoder(metrics.Plain, metrics.build_metric, formats_of("metrics"))
-GPS = JsonDecoder(gps.Plain, gps.build_position, formats_of("gps"))
-LOGS = logs.LogsDecoder(dict, logs.build_log, formats_of("logs"))
-VOTES = votes.VotesDecoder(votes.Plain, votes.build_vote, formats_of("votes"))
+METRICS = metrics.MetricsDecoder(metrics.Plain, metrics.build_metric)
+GPS = JsonDecoder(gps.Plain, gps.build_position)
+LOGS = logs.LogsDecoder(dict, logs.build_log)
+VOTES = votes.VotesDecoder(votes.Plain, votes.build_vote)
 STREAMS: dict[str, Stream] = {
     "metrics": Stream(
         "metrics", Metric, METRICS.fast_path(), precision="ns", content=True, typed=True, decoder=METRICS
@@ -38,12 +38,8 @@ def load_streams(config: settings.Settings) -> dict[str, Stream]:
     for extend in registry.load_hooks("built_in"):
         built_in = extend(built_in, config)
     streams = built_in | own
-    if not all(isinstance(stream, Stream) for stream in own.values()):
-        problem = "STREAMS has a value that is no sluice.Stream"
-    else:
-        problems = (stream_problem(name, stream) for name, stream in own.items())
-        problem = next(filter(None, problems), "") or case_conflict(streams)
-    if problem:
+    problems = (stream_problem(name, stream) for name, stream in own.items())
+    if problem := next(filter(None, problems), "") or case_conflict(streams):
         raise settings.SettingError(f"INGEST_RECORDS={config.records!r} is invalid: {problem}.")
     for setting, named, known in (
         ("INGEST_KEEP", config.keep.streams, [*streams, DEAD]),

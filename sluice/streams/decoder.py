@@ -2,8 +2,8 @@
 
 A decoder is a pure function `decode(item, limits)`, which returns `Decoded`. It never raises: what cannot be stored is
 a `Reject`. A body is decoded from the outside to the inside: compression and head (`Decoder.decode`), the kind of body
-(`decode_contents`), its parts (`walk_json`, `decode_parts`), and each part (`decode_value`, `decode_object`, or the
-decoder of a wire format).
+(`decode_contents`), its parts (`walk_json`, `walk_lines`), and each part (`decode_value`, `decode_form`).
+Contributions override some of these for wire formats, and for what is nearly JSON.
 Each of these returns results, one after the other: records, rejects, and `Empty` for a part that is valid and has no
 record. `collect_results` charges them to the budget while they come.
 """
@@ -14,18 +14,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from sluice import registry
 from sluice.base.override import override
-from sluice.http.request import FORM, START
-from sluice.http.routes import pattern, varies
+from sluice.http.request import START
 from sluice.streams import body as bodies
-from sluice.streams.body import ATTEMPT_COST, NOT_JSON, Budget, Empty, Exhausted, Form, Remainder
+from sluice.streams.body import ATTEMPT_COST, Budget, Empty, Form, Remainder
 from sluice.streams.encoding import compressed_beginnings, inflate_body
-from sluice.streams.format import Format
 from sluice.streams.message import KEYED_OBJECT, Message, named_object, parse_message
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.times import END, SECOND, TIMES, nanoseconds_of
@@ -33,17 +31,19 @@ from sluice.streams.times import END, SECOND, TIMES, nanoseconds_of
 Result = Record | Reject | Empty
 # What decodes a part of a body. Raises any exception, before it yields
 Decode = Callable[[bytes], Iterable[Result]]
-Part = Callable[[bytes, Message | None, Budget], Iterable[Result]]
-load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)  # the function that a `Format` names
+load: Callable[[str], Callable[..., Iterable[Result]]] = cache(resolve_name)
 
 NUL = b"\\u0000"  # the only spelling in JSON; PostgreSQL's text cannot hold a NUL, SQLite's tools end the text there
-SEPARATOR = b"\x1e"
 BRACE = ord("{")
 MINUTE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d", re.ASCII)
 CHUNK_BYTES = 1 << 20  # that are decoded to a list at once; the list takes about 10 bytes of memory per byte
 REASON_CHARACTERS = 200
 SEPARATE_REJECTS = 100  # of one body; further invalid records are buried together
 MERGED_BYTES = 1 << 16  # of further invalid records that are buried as one dead letter
+
+
+class Plain(list[Record]):
+    """The records of a body of which all are plain and valid: no result has to be looked at."""
 
 
 @cache
@@ -53,16 +53,8 @@ def body_openers() -> list[tuple[str, str, str]]:
     return [(name, begin.lower(), target) for name, _, begin, target in keys]
 
 
-@cache
-def json_repairer() -> Callable[[bytes, Budget], bytes]:
-    """What mends a text that is no JSON; nothing does unless a contribution declares it."""
-    return next(registry.load_hooks("repair"), lambda text, budget: b"")
-
-
 class Decoder:
     """Decodes items of one stream; a subclass defines `decode_contents`."""
-
-    mends = False  # its bodies are JSON, mostly
 
     def decode(self, item: bytes, limits: Limits) -> Decoded:
         """What is in an item; one reject of the whole item if nothing of it can be stored. Never raises."""
@@ -71,15 +63,7 @@ class Decoder:
             body = message.body if message else item
             if message or body.startswith(compressed_beginnings()):
                 body = inflate_body(body, message.field("Content-Encoding") if message else "", limits.inflated)
-            budget = Budget(limits, len(body))
-            try:
-                return self.decode_body(body, message, budget)
-            except Exception as error:
-                is_mended = self.mends and bodies.reject_reason(error).startswith(NOT_JSON)
-                repaired = json_repairer()(body, budget) if is_mended else b""
-                if not 0 < len(repaired) <= limits.inflated:
-                    raise
-            return self.decode_body(repaired, message, budget)
+            return self.decode_body(body, message, Budget(limits, len(body)))
         except Exception as error:  # also exceptions of a user's record type or parser
             return Decoded((), (Reject(item, one_line(bodies.reject_reason(error)), True),))
 
@@ -87,7 +71,7 @@ class Decoder:
         """What is in an inflated body. Raises: any exception if nothing of it can be stored."""
         budget.count_nested(body)
         try:
-            opener = message and next((each[2] for each in body_openers() if is_opened(message, *each[:2])), "")
+            opener = find_opener(message) if message else ""
             results = (
                 load(opener)(self, body, message, budget) if opener else self.decode_contents(body, message, budget)
             )
@@ -104,38 +88,19 @@ class Decoder:
 
 
 class JsonDecoder(Decoder):
-    """Decodes JSON, forms, and the wire formats of a stream.
+    """Decodes JSON and forms. Whatever a contribution knows beside them is in a subclass.
 
     wire: the Struct that a plain JSON object is decoded to.
     build: makes a record of it. Raises: Invalid.
-    formats: in the order in which they are tried.
     bounded: a record takes bounded memory, whatever its size; otherwise it may have `Limits.record` bytes.
     """
 
     bounded = True
-    mends = True
 
-    def __init__(self, wire: type, build: Callable[[Any], Record], formats: Sequence[Format] = ()) -> None:
-        self.bodies = {
-            path: known.decoder for known in formats if known.objects is None and known.decoder for path in known.paths
-        }
-        self.varying = [
-            (re.compile(f"{pattern(path)}$"), self.bodies.pop(path)) for path in [*self.bodies] if varies(path)
-        ]
-        self.objects = {name: known.decoder for known in formats for name in known.objects or ()}
-        self.objects_at = {path: known.decoder for known in formats if known.objects == () for path in known.paths}
-        self.forms = [known.form for known in formats if known.form]
-        self.beginnings = [(known.begins, known.decoder) for known in formats if known.begins]
-        self.texts = [known.decoder for known in formats if known.text]
-        shape = msgspec.defstruct(
-            "Shape", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in self.objects]
-        )
-        self.no_shape = shape()
-        self.read_shape: Callable[[bytes], Any] = msgspec.json.Decoder(shape).decode
-        self.wire, self.formats = wire, formats
+    def __init__(self, wire: type, build: Callable[[Any], Record]) -> None:
+        self.wire, self.build = wire, build
         self.switches = fields_of(wire, msgspec.inspect.BoolType)
         self.moments = fields_of(wire, msgspec.inspect.DateTimeType)
-        self.build = build
         self.read: Callable[[bytes], Any] = msgspec.json.Decoder(wire).decode
         self.read_lines: Callable[[bytes], list[Any]] = msgspec.json.Decoder(wire).decode_lines
         self.read_array: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[wire]).decode  # type: ignore[valid-type]
@@ -182,16 +147,7 @@ class JsonDecoder(Decoder):
 
     def is_plain(self, path: bytes) -> bool:
         """Whether bodies that came to a path have no format of their own."""
-        return self.exact_decoder(path.decode("latin-1")) is None
-
-    def exact_decoder(self, path: str) -> str | None:
-        """What decodes all bodies that came to a path."""
-        if exact := self.bodies.get(path):
-            return exact
-        for end, decoder in self.bodies.items():
-            if path.endswith(end):  # a user's route may have a prefix, such as /plant/write
-                return decoder
-        return next((decoder for among, decoder in self.varying if among.search(path)), None)
+        return True
 
     def named(self, sent: Mapping[str, Any]) -> set[str]:
         """The members of a plain object that a record is made of. Of several times, the first one counts."""
@@ -201,23 +157,12 @@ class JsonDecoder(Decoder):
 
     @override
     def decode_contents(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
-        if message and (exact := self.exact_decoder(message.path)):
-            return load(exact)(body, message, budget)
-        for begins, decoder in self.beginnings:
-            if begins.match(body):
-                return load(decoder)(body, message, budget)
-        if bodies.UTF16.match(body):  # as PowerShell writes a file
-            body = body.decode("utf-16").encode()
         body = body.removeprefix(bodies.BOM).strip() or (message.query if message else b"")
         if not body:
             raise Empty
-        if body.startswith(SEPARATOR):  # RFC 7464; no JSON text contains it
-            body = body.replace(SEPARATOR, b"\n").strip()
-        if not body.startswith((b"{", b"[")):
-            return self.decode_text(body, message, budget)
-        if body.endswith(b"\0") and (text := body.rstrip(bodies.BLANK)).endswith((b"}", b"]")):
-            body = text  # C's programs send the end of a text, too
-        return self.decode_json(body, message, budget)
+        if body.startswith((b"{", b"[")):
+            return self.decode_json(body, message, budget)
+        return self.decode_text(body, message, budget)
 
     def decode_json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of a JSON object, of an array, or of NDJSON."""
@@ -227,7 +172,7 @@ class JsonDecoder(Decoder):
                 return records
         elif rows > 1 and len(records := self.read_plain(self.read_lines, body, budget)) == rows:
             return records
-        return walk_json(body, message, budget, self.decode_value, self.decode_contents)
+        return self.walk_json(body, message, budget)
 
     def read_plain(self, read: Callable[[bytes], list[Any]], body: bytes, budget: Budget) -> list[Record]:
         """All records at once, if all are plain and valid, and within the budget; otherwise an empty list."""
@@ -235,9 +180,32 @@ class JsonDecoder(Decoder):
             return []
         try:
             wires = read(body)
-            return [self.build(wire) for wire in wires] if len(wires) <= budget.left else []
+            return Plain(map(self.build, wires)) if len(wires) <= budget.left else []
         except Exception:  # decoding them one by one finds the invalid ones
             return []
+
+    def walk_json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
+        """The results of a JSON value, of the elements of an array, or of lines, one by one.
+
+        Raises, before it yields: Invalid if the body is none of these; what is wrong with the only value.
+        """
+        try:
+            bodies.check_json(body)
+        except Invalid:
+            if b"\n" not in body:
+                raise
+            if body.startswith(b"["):  # lines only if the first is an array by itself; else an array with a mistake
+                bodies.check_json(next(bodies.split_lines(body, budget)))
+            return self.walk_lines(body, message, budget)
+        if body.startswith(b"["):
+            elements = bodies.split_elements(body, budget)
+            return decode_parts(elements, lambda part: self.decode_value(part, message, budget), budget, b"[", b"]")
+        return self.decode_value(body, message, budget)
+
+    def walk_lines(self, body: bytes, message: Message | None, budget: Budget) -> Iterator[Result]:
+        """The results of lines, each of which is decoded as if it were sent alone."""
+        lines = bodies.split_lines(body, budget)
+        return decode_parts(lines, lambda line: self.decode_contents(line, message, budget), budget)
 
     def decode_value(self, part: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         try:
@@ -260,16 +228,7 @@ class JsonDecoder(Decoder):
 
     def decode_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Iterable[Result]:
         """The records of a JSON object that is not a plain one; `error` says why. Raises only before it yields."""
-        if self.objects and (shape := self.read_shape(part)) != self.no_shape:
-            for name, decoder in self.objects.items():
-                if getattr(shape, name) is not msgspec.UNSET:
-                    return load(decoder)(part, message, budget)
-        if message and message.path in self.objects_at:
-            return load(self.objects_at[message.path])(part, message, budget)
-        if not self.bounded and len(part) > budget.limits.record:
-            raise error
-        record = self.loose_object(part, message, budget, error)
-        return (check_text(record) if NUL in part else record,)
+        return (self.loose_object(part, message, budget, error),)
 
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         """The record of a JSON object that has no format, and is not plain. Raises: any exception."""
@@ -278,27 +237,14 @@ class JsonDecoder(Decoder):
     def decode_text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         """The records of a body that does not start as JSON: a form, or lines of any format."""
         if b"\n" in body:
-            return walk_rows(body, message, budget, self.decode_value, self.decode_contents)
-        fields = bodies.decode_form(body, budget.limits)
-        if wrapped := self.wrapped_json(fields):
-            return self.decode_json(wrapped, message, budget)
-        return self.form_records(fields, message, budget)
-
-    def wrapped_json(self, fields: dict[str, str]) -> bytes:
-        """The JSON that is all of a form, in a field that no record has: GitHub's and Slack's `payload`. b"": none."""
-        (name, value), *others = fields.items() or [("", "")]
-        unknown = name not in getattr(self.wire, "__struct_encode_fields__", ())
-        return value.encode() if unknown and not others and value.startswith(("{", "[")) else b""
+            return self.walk_lines(body, message, budget)
+        return self.form_records(bodies.decode_form(body, budget.limits), message, budget)
 
     def form_records(self, fields: Form, message: Message | None, budget: Budget) -> Sequence[Record]:
         """The records of a form: one, in which the last value of a name counts. Raises: any exception."""
         return (self.decode_form(fields, message, budget),)
 
     def decode_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
-        for form in self.forms:
-            record = cast("Record | None", load(form)(fields))
-            if record is not None:
-                return record
         return self.plain_form(fields, message, budget)
 
     def plain_form(self, fields: dict[str, str], message: Message | None, budget: Budget) -> Record:
@@ -311,40 +257,6 @@ class JsonDecoder(Decoder):
         return check_text(self.build(msgspec.convert(fields, self.wire, strict=False)))
 
 
-def walk_json(body: bytes, message: Message | None, budget: Budget, value: Part, alone: Part) -> Iterable[Result]:
-    """The results of a JSON value, of an array, or of values that follow each other, mostly one a line.
-
-    value: decodes a JSON value. alone: decodes a line as if it were a body.
-    Raises, before it yields: Invalid if the body is none of these; what `value` raises for the only value.
-    """
-    try:
-        bodies.check_json(body)
-    except Invalid:
-        if b"\n" not in body:
-            if not (objects := bodies.adjacent_objects(body, budget)):
-                raise
-            return decode_parts(objects, lambda part: alone(part, message, budget), budget)
-        if body.startswith(b"["):  # lines only if the first is an array by itself; else it is an array with a mistake
-            bodies.check_json(next(bodies.split_lines(body, budget)))
-        return walk_rows(body, message, budget, value, alone)
-    if body.startswith(b"["):
-        elements = bodies.split_elements(body, budget)
-        return decode_parts(elements, lambda part: value(part, message, budget), budget, b"[", b"]")
-    return value(body, message, budget)
-
-
-def walk_rows(body: bytes, message: Message | None, budget: Budget, value: Part, alone: Part) -> Iterator[Result]:
-    """The results of lines, and of JSON objects of several lines. value, alone: as above."""
-
-    def decode(row: bytes) -> Iterable[Result]:
-        if b"\n" not in row:
-            return alone(row, message, budget)
-        bodies.check_json(row)
-        return value(row, message, budget)
-
-    return decode_parts(bodies.split_rows(body, budget), decode, budget)
-
-
 def fields_of(wire: type, type_info: type) -> list[str]:
     """The names of the fields of a form that have this type, and cannot be a text."""
     if not issubclass(wire, msgspec.Struct):
@@ -354,24 +266,18 @@ def fields_of(wire: type, type_info: type) -> list[str]:
     return [name for name, kinds in parts if type_info in kinds and msgspec.inspect.StrType not in kinds]
 
 
-def typed_form(body: bytes, message: Message | None, budget: Budget, names: Sequence[str]) -> Form | None:
-    """The fields of a form that its sender has not encoded, so that it has spaces; None if it has none of these fields.
-
-    The Content-Type alone does not say so: curl sends it with any body. Raises: Invalid.
-    """
-    declared = message is not None and message.field("Content-Type").lower().startswith(FORM)
-    if not declared or b"=" not in body or b"\n" in body:
-        return None
-    fields = bodies.decode_form(body, budget.limits)
-    return fields if any(name in fields for name in names) else None
-
-
 def decode_parts(
-    parts: Iterable[bytes], decode: Decode, budget: Budget, head: bytes = b"", end: bytes = b""
+    parts: Iterable[bytes],
+    decode: Decode,
+    budget: Budget,
+    head: bytes = b"",
+    end: bytes = b"",
+    refuse: Callable[[bytes, Exception], Iterable[Result]] | None = None,
 ) -> Iterator[Result]:
-    """The results of parts of a body, which `lines` or `elements` have made. Each invalid part is one reject.
+    """The results of parts of a body, which `split_lines` or `split_elements` have made. Each invalid part is a reject.
 
-    head, end: what makes a body of a part; of an array `end` begins with the bracket.
+    head, end: what makes a body of a part; of an array `end` begins with the bracket. refuse: makes the results of an
+    invalid part; None: a reject.
     """
     for part in parts:
         if isinstance(part, Remainder):
@@ -384,25 +290,7 @@ def decode_parts(
         except Empty as empty:
             yield empty
         except Exception as error:  # any exception of a user's record type
-            reason = bodies.reject_reason(error)
-            if reason.startswith(NOT_JSON) and (better := mend_part(part, budget)):
-                for result in decode_parts((better,), decode, budget, head, end):
-                    if isinstance(result, Reject) and result.part == head + better + end:
-                        result = Reject(head + part + end, result.reason)  # with what was sent
-                    yield result
-            else:
-                yield Reject(head + part + end, reason)
-
-
-def mend_part(part: bytes, budget: Budget) -> bytes:
-    """A part that is no JSON as `json_repairer` makes it; b"" if that is not possible, or too much."""
-    if budget.left <= 0:
-        return b""
-    budget.charge_attempt(len(part))
-    try:
-        return json_repairer()(part, budget)
-    except Exhausted:
-        return b""
+            yield from refuse(part, error) if refuse else (Reject(head + part + end, bodies.reject_reason(error)),)
 
 
 def collect_results(results: Iterable[Result], message: Message | None, budget: Budget) -> Decoded:
@@ -410,6 +298,8 @@ def collect_results(results: Iterable[Result], message: Message | None, budget: 
     records: list[Record] = []
     rejects = Rejects(message, budget)
     without_rows: dict[str, int] = {}
+    if results.__class__ is Plain:
+        return Decoded(results, (), without_rows, budget.used_bytes())
     result: Any
     for result in results:
         kind = result.__class__
@@ -470,9 +360,11 @@ class Rejects:
         self.rejects.append(Reject(self.head + part, one_line(reason)))
 
 
-def is_opened(message: Message, name: str, begin: str) -> bool:
-    value = message.field(name)
-    return bool(value) and value.lower().startswith(begin)
+def find_opener(message: Message) -> str:
+    for name, begin, target in body_openers():
+        if (value := message.field(name)) and value.lower().startswith(begin):
+            return target
+    return ""
 
 
 def out_of_range(number: float) -> Invalid:

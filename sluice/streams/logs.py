@@ -11,7 +11,7 @@ import msgspec
 from sluice.base.override import override
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import JsonDecoder, Result, typed_form, walk_rows
+from sluice.streams.decoder import JsonDecoder, Result
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import TIMES, nanoseconds_of
@@ -45,10 +45,7 @@ def build_log(wire: dict[str, Any]) -> Log:
 
 
 class LogsDecoder(JsonDecoder):
-    """messages: the names of the message in a form that is not encoded as one."""
-
     bounded = False  # attributes take about 20 bytes of memory per byte
-    messages: tuple[str, ...] = ("message",)
 
     @override
     def decode_json(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
@@ -59,11 +56,9 @@ class LogsDecoder(JsonDecoder):
     @override
     def decode_text(self, body: bytes, message: Message | None, budget: Budget) -> Iterable[Result]:
         if b"\n" in body:
-            return walk_rows(body, message, budget, self.decode_value, self.decode_contents)
+            return self.walk_lines(body, message, budget)
         if bodies.is_form(body, b"message") or bodies.is_form(body, b"msg"):  # a line of a log has spaces
             return (self.decode_form(bodies.decode_form(body, budget.limits), message, budget),)
-        if form := typed_form(body, message, budget, self.messages):
-            return (self.decode_form(form, message, budget),)
         if len(body) > budget.limits.record:
             raise Invalid(f"line longer than {budget.limits.record} bytes")
         if b"\0" in body:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluice import registry
 from sluice.settings import BATCH, Settings
 from sluice.streams.decoder import JsonDecoder
-from sluice.streams.format import Format
 from sluice.streams.record import Decoded, Limits, Record
-from sluice.streams.unique import Recent, Rule
+from sluice.streams.unique import Rule
 
 Decode = Callable[[bytes, Limits], Decoded]
 
@@ -37,14 +35,10 @@ class Stream(NamedTuple):
     content: bool = False
     unique: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
-    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
+    recent: Callable[[bytes, Sequence[Record], int], list[bytes]] | None = None
     rule: Rule | None = None
     typed: bool = False
     decoder: JsonDecoder | None = None
-
-
-def formats_of(stream: str) -> list[Format]:
-    return [known for known in registry.declared_formats() if known.stream == stream]
 
 
 def body_limits(config: Settings) -> Limits:

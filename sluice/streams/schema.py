@@ -26,8 +26,10 @@ MAX_NAME = 63  # bytes: PostgreSQL truncates longer names
 RESERVED_TABLES = re.compile(r"(batches|dead_letters|view_changes)(_.*)?|sqlite_.*", re.IGNORECASE)
 
 
-def stream_problem(name: object, stream: Stream) -> str:
-    """Why a stream, registered in STREAMS under this name, cannot have a table; or ""."""
+def stream_problem(name: object, stream: object) -> str:
+    """Why what is registered in STREAMS under this name cannot have a table; or ""."""
+    if not isinstance(stream, Stream):
+        return "STREAMS has a value that is no sluice.Stream"
     if name != stream.name:
         return f"STREAMS has the stream {stream.name!r} under the name {name!r}"
     if not valid_name(stream.name):

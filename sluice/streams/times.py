@@ -53,19 +53,22 @@ def nanoseconds(value: int | float | str) -> int:
 def iso_nanoseconds(text: str) -> int:
     """`nanoseconds` of an ISO 8601 string: a date, or a date and a time with up to 9 decimal places."""
     # as programs write it, mostly several in the same second
-    if text[-1:] == "Z" and text[10:17:3] == "T::" and text[4:5] == "-":
-        if text[19:] == "Z":
-            return utc_second(text[:19])
+    if text[-1:] == "Z" and (second := utc_second(text[:20])) is not None:
         fraction = text[20:-1]
-        if text[19:20] == "." and fraction.isdecimal() and fraction.isascii() and len(fraction) < len(PLACES):
-            return utc_second(text[:19]) + int(fraction) * PLACES[len(fraction)]
+        if fraction.isdecimal() and fraction.isascii() and text[19] == "." and len(fraction) < len(PLACES):
+            return second + int(fraction) * PLACES[len(fraction)]
+        if len(text) == 20:
+            return second
     return parse_iso(text)
 
 
 @lru_cache(maxsize=1024)
-def utc_second(text: str) -> int:
-    """The nanoseconds of a date and a time without a fraction and an offset. Raises: Invalid."""
-    return parse_iso(text + "Z")
+def utc_second(text: str) -> int | None:
+    """The nanoseconds of a date and a time, whatever the character behind it; None if they are written otherwise.
+
+    Raises: Invalid.
+    """
+    return parse_iso(text[:19] + "Z") if text[4:17:3] == "--T::" else None
 
 
 def parse_iso(text: str) -> int:
@@ -92,6 +95,8 @@ def nanoseconds_of(time: Time, ts: Time = None, timestamp: Time = None) -> int |
     """The time of a record: the first of these that is understood; None if none is: the time of arrival is stored."""
     if type(time) is int and 0 < time < END:  # as `nanoseconds`, without the call
         return time * SECOND
+    if type(time) is float and 0 < time < END:
+        return round(time * 1_000_000) * 1_000
     if type(time) is str and time[-1:] == "Z":  # of programs
         try:
             return iso_nanoseconds(time)

@@ -25,7 +25,7 @@ Stored keys outlive a version, so what is hashed, and how, must not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
@@ -50,16 +50,7 @@ SPECIAL = frozenset(
 # Header fields that decide what a body means, as its path and its query string do; others may differ in a retry
 DECIDING = "X-Limit-U", "X-Limit-D"
 KEYED_BYTES = tuple(name.lower().encode() for name in KEYED)
-PIECE_KEYS = 500  # that the database puts while the next ones are made
-STEPS = 10  # of the time in which a content counts: by one of them it may count longer
 FORGED = "signature: "  # how the reason begins of a body that is not its sender's; it does not take its key
-
-
-class Recent(NamedTuple):
-    """A content, and the seconds in which it counts as the same."""
-
-    content: bytes
-    seconds: int
 
 
 class Rule(NamedTuple):
@@ -68,59 +59,16 @@ class Rule(NamedTuple):
     seconds: that a key is kept. content: a body without a key is its own, also if its records have keys: so a change of
     the rule makes nothing new of what is younger than it. fields: of a record: two records with the same values are
     one; (): all fields; None: records have no keys. key: makes the key of a body of its records, b"" for none;
-    then neither its content nor what its sender gave is one. recent: what makes a body one with those that came shortly
-    before it; None: nothing does.
+    then neither its content nor what its sender gave is one. recent: makes, of an item, its records and the time of its
+    arrival (microseconds since 1970), a key of the body for each step of the time in which its content counts, that of
+    its arrival first; none if it does not count. None: no content does.
     """
 
     seconds: int
     content: bool = False
     fields: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
-    recent: Callable[[bytes, Sequence[Record]], Recent | None] | None = None
-
-    def ordered_keys(
-        self, bodies: Sequence[Any], limits: Limits, keys: list[bytes | None], in_pieces: bool
-    ) -> Iterator[Sequence[bytes]]:
-        """The keys of these, each one once and in their order, if possible some at a time, if wanted.
-
-        keys: gets `body_key` of each body; it has room for them, and is complete when the iteration ends.
-        """
-        begins = self.key_beginnings(bodies) if in_pieces and len(bodies) > PIECE_KEYS else ()
-        if not begins:
-            keys[:] = self.body_keys(bodies, limits)
-            found: Any = dict.fromkeys(keys)  # in their order as they came, they are sorted sooner
-            found.pop(None, None)
-            if found:
-                yield sorted(found)
-            return
-        order = sorted(range(len(bodies)), key=begins.__getitem__)
-        start = 0
-        while start < len(order):
-            end = min(start + PIECE_KEYS, len(order))
-            while end < len(order) and begins[order[end]] == begins[order[end - 1]]:
-                end += 1
-            piece: dict[bytes, None] = {}
-            for at in order[start:end]:
-                keys[at] = key = begins[at] + sha256(bodies[at].item).digest()[:CONTENT_BYTES]
-                piece[key] = None
-            yield sorted(piece)
-            start = end
-
-    def key_beginnings(self, bodies: Sequence[Any]) -> Sequence[bytes]:
-        """The seconds with which the key of each begins, if all are plain objects with a time; else ()."""
-        if self.key is not None or not self.content:
-            return ()
-        found = list[bytes]()
-        add = found.append
-        last, seconds = None, b""
-        for body in bodies:
-            records = body.records
-            if len(records) != 1 or body.item[:1] in SPECIAL or (time := records[0].time) is None:
-                return ()
-            if (second := time // SECOND) != last:
-                last, seconds = second, (second & 0xFFFFFFFF).to_bytes(4, "big")
-            add(seconds)
-        return found
+    recent: Callable[[bytes, Sequence[Record], int], list[bytes]] | None = None
 
     def body_keys(self, bodies: Sequence[Any], limits: Limits) -> list[bytes | None]:
         """`body_key` of each of these, which have item, records and rejects."""
@@ -170,21 +118,6 @@ class Rule(NamedTuple):
         if message:
             means += message.start + b"".join(raw_field(message.fields, name) + b"\n" for name in DECIDING)
         return content_key(records, sha256(means + body))
-
-    def recent_keys(self, item: bytes, records: Sequence[Record], received: int) -> list[bytes]:
-        """The keys of a body for each step of the time in which its content counts, that of its arrival first; none if
-        it does not count. received: microseconds since 1970.
-        """
-        recent = self.recent(item, records) if self.recent is not None else None
-        if recent is None:
-            return []
-        step = -(-recent.seconds // STEPS)
-        first = received // (1_000_000 * step)
-        means = sha256(sent_by(item) + recent.content).digest()
-        return [
-            (number * step & 0xFFFFFFFF).to_bytes(4, "big") + sha256(means + b"%d" % number).digest()[:CONTENT_BYTES]
-            for number in range(first, first + -(-recent.seconds // step) + 1)
-        ]
 
 
 def content_key(records: Sequence[Record], digest: Any) -> bytes | None:

@@ -40,7 +40,7 @@ from proving.harness import (
 from sluice.fastlane import answers
 from sluice.fastlane.connection import IDLE
 from support import generated_requests
-from support.lane_clients import CHUNKED, CODED, Client, Site, Where, memory, plain, site, unread
+from support.lane_clients import CHUNKED, CODED, Client, Site, Where, descriptors, memory, plain, site, unread
 from support.runtimes import RUNTIMES
 
 pytestmark = pytest.mark.contract
@@ -385,10 +385,6 @@ def cpu(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
 @pytest.mark.parametrize("how", ["closes", "resets"])
 def test_clients_may_disconnect_at_any_byte(ingest: Site, redis: Redis, kind: str, how: str) -> None:
     whole = plain(b"whole")
@@ -645,7 +641,7 @@ def test_answers_of_every_kind_are_framed_correctly(odd: Site) -> None:
 
 
 def test_rendered_heads_are_kept_up_to_a_limit() -> None:
-    rendering = answers.Answers(Config(), None)
+    rendering = answers.Answers(Config())
     lists = [[("X-Number", str(number))] for number in range(answers.MAX_RENDERED_HEADS + 1)]
     for headers in lists[:-1]:
         rendering.render("200 OK", headers)
@@ -688,56 +684,6 @@ OWN_ROUTES = """
 from sluice import OK, Route
 ROUTES = {"/ok": Route("own", OK), "/accepted": Route("own", OK._replace(status="202 Accepted"))}
 """
-
-
-WAITS = b"GET /waits HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-def test_an_answer_that_is_not_ready_delays_only_its_own_client(odd: Site, kind: str) -> None:
-    with Client(odd[kind]) as first, Client(odd[kind]) as other:
-        # behind it: the fast lane, the slow lane, the fast lane with the end of the connection
-        first.send(WAITS + plain(b"a", "/shared-headers") + CODED.replace(b"slow", b"own-headers") + b"\r\n1\r\nb\r\n")
-        for n in range(3):
-            other.send(plain(b"%d" % n, "/shared-headers"))
-            assert other.answer()[2] == b"%d" % n
-        first.send(b"0\r\n\r\n" + plain(b"c", "/shared-headers", "Connection: close"))
-        other.send(plain(b"x", "/release"))
-        assert other.answer()[2] == b"plain"
-        assert [first.answer()[2] for _ in range(4)] == [b"later", b"a", b"b", b"c"]
-        assert first.ended()
-
-
-def test_nothing_is_read_from_a_client_whose_answer_is_not_ready(odd: Site) -> None:
-    with Client(odd["unix"]) as client, Client(odd["unix"]) as other:
-        client.send_apart(WAITS)
-        client.send(plain(b"a", "/shared-headers"))
-        for _ in range(3):  # turns of the loop
-            other.send(plain(b"x", "/shared-headers"))
-            assert other.answer()[2] == b"x"
-        assert unread(client) > 0
-        other.send(plain(b"x", "/release"))
-        assert other.answer()[2] == b"plain"
-        assert [client.answer()[2] for _ in range(2)] == [b"later", b"a"]
-
-
-def test_a_client_may_leave_before_its_answer_is_ready(odd: Site, kind: str) -> None:
-    worker = odd.worker()
-    with Client(odd[kind]) as other:
-        other.send(plain(b"x"))
-        assert other.answer()[2] == b"plain"
-        before = descriptors(worker)
-        for _ in range(10):
-            with Client(odd[kind]) as first:
-                first.send_apart(WAITS + plain(b"a", "/shared-headers"))
-
-        def ended() -> bool:
-            other.send(plain(b"x", "/release"))  # each time: a client may be accepted after it
-            assert other.answer()[2] == b"plain"
-            return descriptors(worker) <= before  # less, if a client of an earlier test was still open
-
-        poll(ended)
-    assert odd.worker() == worker
-    assert "Error in the loop" not in odd.server.said()
 
 
 def test_a_process_preempts_no_other_and_seldom_looks_for_cycles(odd: Site) -> None:
@@ -979,18 +925,17 @@ def test_requests_of_the_slow_lane_count_for_max_requests() -> None:
         poll(lambda: running.workers() and first not in running.workers(), what="another worker")
 
 
-def test_the_access_log_has_a_line_for_every_request_on_either_lane(kind: str, tmp_path: Path) -> None:
+def test_the_access_log_has_a_line_for_every_request(kind: str, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     form = "%(m)s %(U)s?%(q)s %(H)s %(s)s %(B)s %(a)s %({x-real-ip}i)s %({content-length}i)s %({content-type}o)s"
     with site("support.wsgi_apps:odd", "--access-logfile", log, "--access-logformat", form) as running:
         with Client(running[kind]) as client:
             for double in (), ("Accept: a", "Accept: b"):
                 client.send(plain(b"abc", "/eager?a=b", "User-Agent: test", "X-Real-IP: 192.0.2.1", *double))
-                if double:  # gunicorn sends an answer without a length in chunks
-                    assert client.file.readline().startswith(b"HTTP/1.1 202")
-                    assert b"0\r\n" in iter(client.file.readline, b"")
-                else:
-                    assert client.answer()[0] == 202
+                # gunicorn sends an answer without a length in chunks
+                assert client.file.readline().startswith(b"HTTP/1.1 202")
+                assert b"0\r\n" in iter(client.file.readline, b"")
+                assert client.file.readline() == b"\r\n"
         line = "POST /eager?a=b HTTP/1.1 202 5 test 192.0.2.1 3 text/plain"
         poll(lambda: log.read_text().splitlines()[-2:] == [line, line])
 
@@ -1004,18 +949,18 @@ def test_the_access_log_has_the_seconds_of_a_request(tmp_path: Path) -> None:
         poll(lambda: log.read_text().splitlines()[-1:] == ["0"])
 
 
-def test_a_logger_that_raises_fails_no_request(tmp_path: Path) -> None:
+def test_a_logger_with_an_access_log_of_its_own_gets_every_request(tmp_path: Path) -> None:
     (tmp_path / "logger.py").write_text(
         "from gunicorn.glogging import Logger\n"
-        "class Raises(Logger):\n    def access(self, *_):\n        raise RuntimeError('the logger that raises')\n"
+        "class Own(Logger):\n    def access(self, *_):\n        self.error('a request')\n"
     )
     with site(
-        "support.wsgi_apps:echo", "--pythonpath", f"{ROOT}/tests,{tmp_path}", "--logger-class", "logger.Raises"
+        "support.wsgi_apps:echo", "--pythonpath", f"{ROOT}/tests,{tmp_path}", "--logger-class", "logger.Own"
     ) as running:
         with Client(running["unix"]) as client:
             client.send(plain() * 3)
-            assert [client.echo()["lane"] for _ in range(3)] == ["fast"] * 3
-        assert "the logger that raises" in running.server.said()
+            assert [client.echo()["lane"] for _ in range(3)] == ["slow"] * 3
+        poll(lambda: running.server.said().count("a request") >= 3)
 
 
 def test_without_an_access_log_nothing_is_logged(ingest: Site) -> None:

@@ -18,6 +18,7 @@ import pytest
 from proving.harness import ROOT, Server, ask, environment, redis_server
 from sluice import settings
 from sluice.base.files import read_file, replace_file
+from sluice.home_settings import FILE, load_for_start
 from sluice.run import configure
 from sluice.run.services import contents
 from sluice.run.up import check_home, check_places
@@ -79,7 +80,7 @@ def test_a_verb_has_the_settings_of_the_last_start_and_the_environment_overrides
 
 @needs("postgres")
 def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_changes_next(tmp: Path) -> None:
-    file = tmp / settings.FILE
+    file = tmp / FILE
     store = "postgresql://ann:secret@h/db"
     file.write_text(f"INGEST_KEEP=30d\nINGEST_MAX_BODY=2m\nINGEST_STORE='{store}'\n")
 
@@ -92,7 +93,7 @@ def test_the_verb_settings_says_what_each_is_from_what_it_is_for_and_what_change
     assert head == ["setting", "value", "from", "what it is for"]
     assert ["INGEST_KEEP", "30d", "settings", "age at which rows and dead letters are deleted"] in before
     assert ["INGEST_STORE", "postgresql://ann:…@h/db", "settings", "the database"] in before
-    configure.write_configuration(settings.load_settings(environment(tmp, {"INGEST_LOG": "json"}), file=True))
+    configure.write_configuration(load_for_start(environment(tmp, {"INGEST_LOG": "json"})))
     file.write_text(f"INGEST_KEEP=60d\nINGEST_STORE='{store}'\n")
     after = shown(INGEST_REPLICAS="2")
     assert [line[:3] for line in after[1:]] == [

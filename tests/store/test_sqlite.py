@@ -14,15 +14,14 @@ import msgspec
 import pytest
 
 from proving.harness import ROOT, short_tmp
-from sluice.store.bisection import split_bodies
 from sluice.store.registry import open_store
 from sluice.store.sqlite.file import check_place, start_log
 from sluice.store.store import Store
 from sluice.store.tables import column_kind
-from sluice.store.types import Body, Outcome, Unavailable
+from sluice.store.types import Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.custom import stream
-from sluice.streams.record import Gps, Log, Metric, Record, Reject, Vote
+from sluice.streams.record import Gps, Log, Metric, Record, Vote
 from sluice.streams.schema import parts_of, stored_types
 from support.folders import needs
 from support.sqlite_store import SqliteStore
@@ -35,21 +34,6 @@ def kind_of_column(hint: Any) -> Any:
 
 
 TABLES = ("", "_ranges", "_folded", "_expired", "_epochs", "_cells", "_objects")
-
-
-def test_bodies_are_split_into_lists_of_so_many_records() -> None:
-    def body(seq: int, records: int, rejects: int = 0) -> Body:
-        made = [Vote(poll="p", choice=f"{seq}.{n}") for n in range(records)]
-        return Body(seq, NOON, b"", made, [Reject(b"", str(n)) for n in range(rejects)])
-
-    bodies = [body(1, 1), body(2, 5, 2), body(3, 0), body(4, 1), body(5, 0, 1)]
-    pieces = [*split_bodies(bodies, 4)]
-    assert [[(part.seq, len(part.records), len(part.rejects)) for part in piece] for piece in pieces] == [
-        [(1, 1, 0), (2, 3, 0)], [(2, 2, 2)], [(4, 1, 0), (5, 0, 1)],
-    ]  # fmt: skip
-    assert [record for piece in pieces for part in piece for record in part.records] == [
-        record for whole in bodies for record in whole.records
-    ]
 
 
 def test_a_store_makes_its_tables_unless_it_is_told_not_to(tmp_path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable
-from itertools import chain, product
+from itertools import product
 
 import cramjam
 import pytest
 
 from sluice.http.request import ENCODINGS
-from sluice.store.types import Body
 from sluice.streams.built_in import STREAMS
 from sluice.streams.encoding import MEMBERS, inflate_body
 from sluice.streams.record import Invalid, Metric, Vote
@@ -163,23 +162,6 @@ def test_a_head_with_a_key_means_what_it_means_with_another_field() -> None:
             key = rule.body_key(item, found.records, found.rejects, LIMITS)
             both.append(([*found.records], [reject.reason for reject in found.rejects], found.without_rows, key))
         assert both[0] == both[1], (stream, body, path, fields)
-
-
-def test_keys_in_pieces_are_those_of_the_bodies_in_order() -> None:
-    positions = [
-        b'{"device":"bus-%d","lat":48,"lon":11,"time":%d}'
-        % (n % 1_200, 1_767_268_800 - n * 7 % 30 - n % 1_200 // 1_100)
-        for n in range(1_500)
-    ]
-    plain = [Body.from_decoded(n, 0, item, STREAMS["gps"].decode(item, LIMITS)) for n, item in enumerate(positions)]
-    item = kept(positions[0], "/gps", "Idempotency-Key: a")
-    rule, other = Rule(60, True), Body.from_decoded(1_500, 0, item, STREAMS["gps"].decode(item, LIMITS))
-    for bodies, count in (plain, 3), ([*plain, other], 1), (plain[:500], 1), ([], 0):
-        keys: list[bytes | None] = [None] * len(bodies)
-        pieces = [*rule.ordered_keys(bodies, LIMITS, keys, True)]
-        assert [*chain.from_iterable(pieces)] == sorted({key for key in rule.body_keys(bodies, LIMITS) if key})
-        assert keys == rule.body_keys(bodies, LIMITS)
-        assert len(pieces) == count
 
 
 def test_the_invalid_part_of_a_compressed_body_can_be_replayed() -> None:

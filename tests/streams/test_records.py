@@ -191,6 +191,7 @@ def test_a_body_of_invalid_records_is_one_reject_of_the_whole_body(name):
         assert reject_reason(name, item) == reject_reason(name, BAD[name])
 
 
+@needs("formats")
 @every_stream
 def test_objects_may_follow_each_other_on_one_line(name):
     good, bad = GOOD[name], BAD[name]

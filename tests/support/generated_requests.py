@@ -22,7 +22,6 @@ from gunicorn.http.parser import RequestParser  # noqa: E402
 from gunicorn.http.wsgi import create  # noqa: E402
 
 from sluice.fastlane.connection import DECLINED, Connection, Listener  # noqa: E402
-from sluice.fastlane.interface import Options  # noqa: E402
 from sluice.fastlane.loop import FastLane  # noqa: E402
 
 T = TypeVar("T")
@@ -300,7 +299,6 @@ class Recorder(FastLane):
             self.environs.append(environ.copy())
             return (b"",)
 
-        app.fastlane = Options(shares_environ=True)  # type: ignore[attr-defined]
         self.wsgi = app
         self.prepare()
         self.poller = SimpleNamespace(modify=lambda fd, events: None)

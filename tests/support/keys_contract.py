@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-import worker as program
 from proving.harness import ROOT, poll
 from sluice import settings
 from sluice.base import times
@@ -28,9 +27,10 @@ from sluice.base.daemon import Interrupted
 from sluice.dead_letters import DeadLetters
 from sluice.ops.replay import decode_letter
 from sluice.spool.claim import Claim
-from sluice.store import expiry, transaction_limits
+from sluice.store import chores, expiry, transaction_limits
 from sluice.store.decoding import decode_claim
-from sluice.store.expiry import KeyExpiry, kept_seconds
+from sluice.store.expiry import KeyExpiry
+from sluice.store.questions import kept_seconds
 from sluice.store.registry import open_store
 from sluice.store.replay import replay_letters
 from sluice.store.store import RowDestinations, Store
@@ -586,7 +586,7 @@ def test_without_a_rule_the_keys_from_before_are_deleted(url: str) -> None:
     here = Here(url, unique="off")
     (old,) = [
         each
-        for each in program.worker_chores({"gps": here.streams["gps"]}, settings.load_settings({}).keep, None)
+        for each in chores.worker_chores({"gps": here.streams["gps"]}, settings.load_settings({}).keep, None)
         if "keys" in each.name
     ]
     keys = old.step.__self__  # type: ignore[attr-defined]

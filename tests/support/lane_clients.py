@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import socket
 import struct
 import termios
@@ -156,3 +157,8 @@ def unread(client: Client) -> int:
 def memory(pid: int, key: str = "VmRSS") -> int:
     """A process's resident memory in bytes; key: VmHWM for its maximum so far."""
     return int(Path(f"/proc/{pid}/status").read_text().partition(key + ":")[2].split()[0]) << 10
+
+
+def descriptors(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -15,6 +15,7 @@ import redis as client
 from proving.harness import Server, environment
 from sluice import settings
 from sluice.account import Publisher
+from sluice.home_settings import load_for_start, load_for_verb
 from sluice.ops.__main__ import main
 from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
@@ -29,7 +30,8 @@ def sluice(tmp: Path, *words: str, **env: object) -> tuple[int, str, str]:
     with pytest.MonkeyPatch.context() as patch:
         # most callers run no views' Redis
         patch.setattr(os, "environ", environment(tmp, {"INGEST_VIEWS": "off"} | env) | {"COLUMNS": "80"})
-        patch.setattr(settings.load_settings, "__defaults__", (os.environ,))
+        for load in load_for_verb, load_for_start:
+            patch.setattr(load, "__defaults__", (os.environ,))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(complaints):
             try:
                 code = main(list(words))

@@ -110,10 +110,15 @@ class odd_large:
 
 
 def odd_generator(environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+    return generated(environ["wsgi.input"].read(), start)
+
+
+def generated(body: bytes, start: Start) -> Iterator[bytes]:
+    """Starts when it is iterated; then environ is no longer that of its request."""
     start("200 OK", [])
     yield b"gener"
     yield b""
-    yield environ["wsgi.input"].read()
+    yield body
 
 
 def odd_own_headers(environ: dict[str, Any], start: Start) -> Iterable[bytes]:

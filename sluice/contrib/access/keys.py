@@ -14,10 +14,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from sluice.contrib.access.key_usage import NAMES
+from sluice.contrib.secret_file import read_secret
 from sluice.http.routes import pattern, varies
 from sluice.parsers import EVERYBODY
 from sluice.routes import load_routes
-from sluice.run.secret_file import read_secret
 from sluice.settings import SettingError, Settings
 
 KEYS, SENDERS, QUOTAS = "api-keys", "senders.conf", "quotas.conf"  # below $INGEST_HOME/etc

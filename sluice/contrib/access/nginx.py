@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 from sluice import registry
 from sluice.contrib.access import keys
 from sluice.contrib.access.signature import PublicKey, load_signed
+from sluice.contrib.secret_file import read_secret
 from sluice.http.routes import Route, pattern, varies
 from sluice.parsers import PRIVATE
 from sluice.run.nginx import quoted_path
-from sluice.run.secret_file import read_secret
 from sluice.settings import SettingError, Settings
 
 STRANGERS = 64  # concurrent requests of a client of the internet, with INGEST_CLIENT_CONNECTIONS=auto

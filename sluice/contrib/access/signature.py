@@ -18,12 +18,12 @@ from functools import partial
 from typing import Any, NamedTuple, Union
 from urllib.parse import parse_qsl
 
+from sluice.contrib.secret_file import read_secret
 from sluice.http.endpoints import Endpoint, Endpoints, kept_field
 from sluice.http.replies import Rejected, problem
 from sluice.http.request import MAX_PARAMETERS, environ_name, read_item
 from sluice.http.routes import Reply, Route
 from sluice.places import installing
-from sluice.run.secret_file import read_secret
 from sluice.settings import SettingError, Settings
 
 MAX_AGE_SECONDS = 300  # Standard Webhooks and Stripe: five minutes, either way

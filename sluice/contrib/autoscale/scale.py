@@ -17,12 +17,12 @@ from typing import NamedTuple, NoReturn
 
 from sluice import settings
 from sluice.base import terminal
-from sluice.base.background import exit_on_signal
+from sluice.contrib.background import exit_on_signal
 from sluice.parsers import Range
 from sluice.places import ROOT
-from sluice.spool.contract import UNHURRIED_SECONDS
+from sluice.spool import open_spool
 from sluice.spool.errors import SPOOL_ERRORS
-from sluice.spool.inspector import open_inspector
+from sluice.spool.inspector import Inspector
 from sluice.streams.built_in import load_streams
 
 READING_SECONDS = 2.0  # between two readings
@@ -150,7 +150,7 @@ class Pool:
     def __init__(self, s: settings.Settings) -> None:
         """Raises: SettingError if a user's module cannot be imported."""
         self.least = s.workers.min
-        self.spool = open_inspector(s.spool, s.figures, UNHURRIED_SECONDS)
+        self.spool: Inspector = open_spool("inspector:Inspector", s.spool, s.figures)
         self.streams = load_streams(s)
         self.children: list[subprocess.Popen[bytes]] = []
         self.stopping: list[subprocess.Popen[bytes]] = []

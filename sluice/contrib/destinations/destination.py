@@ -18,6 +18,7 @@ from sluice.streams.message import NOBODY, sender_head
 from sluice.streams.registry import Stream
 
 Group = TypeVar("Group")
+GROUP_RECORDS = 32_768  # held in memory on their way to a destination
 
 
 class Rows:

@@ -26,12 +26,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sluice.base.override import override
 from sluice.contrib.destinations.destination import (
+    GROUP_RECORDS,
     Carried,
     Destination,
     InMemory,
@@ -42,8 +43,7 @@ from sluice.contrib.destinations.destination import (
     Unwritable,
 )
 from sluice.contrib.destinations.far_rows import bury_rows
-from sluice.store import transaction_limits
-from sluice.store.bisection import Bisection, split_bodies
+from sluice.store.bisection import store_or_bury
 from sluice.store.chores import Chore
 from sluice.store.decoding import trace_of
 from sluice.store.store import Attempt, RowDestinations, Store
@@ -278,10 +278,6 @@ class Outbox(RowDestinations):
             return self.destinations[stream].tidy(noted)
 
     @override
-    def is_copy(self, stream: str, origin: Origin) -> bool:
-        return self.destinations[stream].is_copy(origin)
-
-    @override
     def end(self, store: Store[Any]) -> None:
         # the next worker may have another INGEST_ROWS, and would say that they wait
         if self.published:
@@ -298,8 +294,8 @@ class Outbox(RowDestinations):
 class Storing(Attempt):
     """An attempt whose rows go elsewhere: it opens an object for the first row of each stream."""
 
-    def __init__(self, ledger: Store[Any], outbox: Outbox) -> None:
-        self.ledger = ledger
+    def __init__(self, store: Store[Any], outbox: Outbox) -> None:
+        super().__init__(store)
         self.destinations = outbox.destinations
         self.outbox = outbox
         self.new: set[tuple[str, str]] = set()  # stream and address of destinations that this transaction adds
@@ -307,38 +303,39 @@ class Storing(Attempt):
         self.bodies: Counter[str] = Counter()  # stream -> bodies with rows in its object
 
     @override
-    def store_rows(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+    def store_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        if not self.is_sent_only(stream, origin):
+            return super().store_bodies(stream, origin, bodies)
         outcome = Outcome(0, 0)
-        for group in split_bodies(bodies, transaction_limits.GROUP_RECORDS):
-            insert = partial(self.insert, stream, origin)
-            try:
-                stored = insert(group)
-            except RowsRejected:
-                stored = Bisection(insert).store_bodies(group)
-            outcome = outcome.plus(stored)
+        for group in split_bodies(bodies, GROUP_RECORDS):
+            outcome = outcome.plus(store_or_bury(partial(self.send_bodies, stream, origin), group))
         return outcome
 
-    def insert(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
-        """`Store.insert_bodies` into the object of the stream, which takes nothing back."""
+    def is_sent_only(self, stream: str, origin: Origin) -> bool:
+        """Whether these rows go into no table: their stream has none, or what is replayed is in it."""
+        if stream in self.outbox.copied:
+            return self.destinations[stream].is_copy(origin)
+        return stream in self.destinations
+
+    def send_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        """`insert_bodies` into the object of the stream, which takes nothing back."""
         rows = Rows(bodies, origin.senders, origin)
         if rows.seqs:
             with rejected_rows(), destination_errors():
                 self.object(stream, rows).add(origin.batch, rows)
             self.bodies[stream] += len({*rows.seqs})
-        return Outcome(len(rows.seqs), self.ledger.bury_rejects(self.db, stream, origin, bodies))
+        return Outcome(len(rows.seqs), self.store.bury_rejects(self.db, stream, origin, bodies))
 
     @override
-    def copy_rows(
-        self, insert: Callable[[Sequence[Body]], Outcome], stream: str, origin: Origin, bodies: Sequence[Body]
-    ) -> Outcome:
-        rows = Rows(bodies, origin.senders, origin)
-        if not rows.seqs:
-            return insert(bodies)
+    def insert_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
+        rows = Rows(bodies, origin.senders, origin) if stream in self.outbox.copied else None
+        if rows is None or not rows.seqs:
+            return super().insert_bodies(stream, origin, bodies)
         with rejected_rows(), destination_errors():
             made = self.object(stream, rows)
             assert isinstance(made, InMemory)
             group = made.encoded(origin.batch, rows)
-        outcome = insert(bodies)
+        outcome = super().insert_bodies(stream, origin, bodies)
         made.put(group)
         self.bodies[stream] += len({*rows.seqs})
         return outcome
@@ -347,12 +344,12 @@ class Storing(Attempt):
         """The object of a stream, opened for the first of its rows. Raises: Unwritable."""
         if stream not in self.objects:
             if not self.destinations[stream].used:
-                self.outbox.recognise(self.ledger, self.db)
-            self.destinations[stream].database = self.ledger.read_identity(self.db)
+                self.outbox.recognise(self.store, self.db)
+            self.destinations[stream].database = self.store.read_identity(self.db)
             self.objects[stream] = self.destinations[stream].open(rows.received[0])
         if self.destinations[stream].needs_epoch and rows.origin:
-            asked = f"SELECT {self.ledger.EPOCH_OF} FROM batches WHERE id = ?"
-            ((rows.epoch,),) = self.ledger.run_sql(self.db, asked, (rows.origin.batch,))
+            asked = f"SELECT {self.store.EPOCH_OF} FROM batches WHERE id = ?"
+            ((rows.epoch,),) = self.store.run_sql(self.db, asked, (rows.origin.batch,))
         return self.objects[stream]
 
     def note(self) -> None:
@@ -366,12 +363,12 @@ class Storing(Attempt):
             with destination_errors():
                 made.finish()
                 address = destination.address()
-            destination.keep(self.ledger, self.db, made, self.bodies[stream])
+            destination.keep(self.store, self.db, made, self.bodies[stream])
             if destination.lasting:
                 if (stream, address) not in self.outbox.used:
                     self.new.add((stream, address))
-                    self.ledger.run_sql(self.db, USE, (stream, address))
-                note_object(self.ledger, self.db, stream, made.name, address, self.bodies[stream], made.carried)
+                    self.store.run_sql(self.db, USE, (stream, address))
+                note_object(self.store, self.db, stream, made.name, address, self.bodies[stream], made.carried)
 
 
 @contextlib.contextmanager
@@ -380,6 +377,27 @@ def rejected_rows() -> Iterator[None]:
         yield
     except Rejected as error:
         raise RowsRejected(str(error), "the destination") from None
+
+
+def split_bodies(bodies: Sequence[Body], size: int) -> Iterator[list[Body]]:
+    """The bodies in lists of so many records and rejects; a body may be in several."""
+    if sum([len(body.records) + len(body.rejects) for body in bodies]) <= size:
+        yield [*bodies]
+        return
+    piece: list[Body] = []
+    room = size
+    for body in bodies:
+        at, count = 0, len(body)
+        while at < count:
+            part = body if count <= room and not at else body.part(at, at + room)
+            piece.append(part)
+            at += len(part)
+            room -= len(part)
+            if not room:
+                yield piece
+                piece, room = [], size
+    if piece:
+        yield piece
 
 
 @contextlib.contextmanager

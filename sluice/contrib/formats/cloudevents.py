@@ -12,8 +12,9 @@ from collections.abc import Iterable
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.formats.format_decoder import FormatDecoder
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import JsonDecoder, Result, check_text
+from sluice.streams.decoder import Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Reject
 from sluice.streams.times import nanoseconds, nanoseconds_of
@@ -31,7 +32,7 @@ class Event(msgspec.Struct):
 read_event = msgspec.json.Decoder(Event).decode
 
 
-class EventDecoder(JsonDecoder):
+class EventDecoder(FormatDecoder):
     """Decodes plain objects and, if these are not of the stream's type, events."""
 
     @override

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.json_objects import object_records
-from sluice.contrib.formats.parts import check_texts, encoded_size, finite_or_text
+from sluice.contrib.formats.parts import check_texts, decode_parts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.metrics import state_field, typed_value
 from sluice.streams.record import Invalid, Metric
@@ -83,7 +84,7 @@ def value_rows(
     """The rows of values at one time. Raises: Invalid."""
     if not values:
         raise Invalid("no value")
-    budget.charge_rows(len(values), encoded_size(tags, plugin))
+    charge_rows(budget, len(values), encoded_size(tags, plugin))
     made = []
     for field, sent in zip(names, values):
         if sent is not None and type(sent) not in (int, float):

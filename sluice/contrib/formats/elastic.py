@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from sluice.contrib.formats.log_fields import build_log
+from sluice.contrib.formats.parts import decode_parts
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import NUL, Result, check_text, decode_parts
+from sluice.streams.decoder import NUL, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 

@@ -16,11 +16,11 @@ import msgspec
 
 from sluice.contrib.formats import faro
 from sluice.contrib.formats.log_fields import NO_MESSAGE, build_log, build_loose
-from sluice.contrib.formats.parts import encoded_size
+from sluice.contrib.formats.parts import decode_parts, encoded_size
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import NUL, Result, check_text, decode_parts
+from sluice.streams.decoder import NUL, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from math import isfinite
 from urllib.parse import parse_qsl, unquote
 
-from sluice.contrib.formats.parts import check_texts, encoded_size, finite_or_text
+from sluice.contrib.formats.parts import check_texts, decode_parts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.metrics import state_field
 from sluice.streams.record import INT64, Invalid, Metric

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from sluice.contrib.formats.parts import array_reader
+from sluice.contrib.formats.charges import inflate_part
+from sluice.contrib.formats.parts import array_reader, decode_parts
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Decoder, Result, decode_parts
+from sluice.streams.decoder import Decoder, Result
 from sluice.streams.encoding import compressed_beginnings
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid
@@ -36,7 +37,7 @@ def open_delivery(decoder: Decoder, body: bytes, message: Message, budget: Budge
     def one(element: bytes) -> Iterable[Result]:
         data = read_record(element).data
         if data.startswith(compressed_beginnings()):  # as CloudWatch's
-            data = budget.inflate(data)
+            data = inflate_part(budget, data)
         else:
             budget.count_nested(data)
         if budget.nested < 0:

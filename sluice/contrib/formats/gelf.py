@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sluice.contrib.formats.charges import inflate_part
 from sluice.contrib.formats.json_objects import object_records
 from sluice.contrib.formats.log_fields import SCALARS, build_log, stored_level, take_first
 from sluice.streams.body import Budget
@@ -25,7 +26,7 @@ SERVICES = "_service", "_service_name", "_application_name", "_app_name", "_app"
 def decode(body: bytes, message: Message, budget: Budget) -> Iterable[Result]:
     """The messages of a body. Raises: Invalid."""
     if body.startswith(ZLIB):
-        body = budget.inflate(body, "deflate", grows=True)
+        body = inflate_part(budget, body, "deflate", grows=True)
     if b"\0" in body:  # it ends a message over TCP, and no JSON has one
         body = body.replace(b"\0", b"\n")
     return object_records(body, budget, lambda sent: (gelf_log(sent),))

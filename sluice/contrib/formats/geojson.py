@@ -11,8 +11,9 @@ from contextlib import suppress
 
 import msgspec
 
+from sluice.contrib.formats.charges import charge_attempt
 from sluice.contrib.formats.overland import Geometry, geometry_point
-from sluice.contrib.formats.parts import array_reader
+from sluice.contrib.formats.parts import array_reader, decode_parts
 from sluice.contrib.formats.position import (
     PATH,
     device_of,
@@ -24,7 +25,7 @@ from sluice.contrib.formats.position import (
 )
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 
@@ -52,7 +53,7 @@ def decode_feature(part: bytes, message: Message | None, budget: Budget) -> tupl
         sent = read_feature(part)
         lon, lat, altitude = geometry_point(sent.geometry)
     except (Invalid, msgspec.MsgspecError):
-        budget.charge_attempt(len(part))
+        charge_attempt(budget, len(part))
         with suppress(Invalid, msgspec.MsgspecError):  # a position that has a field of this name
             return (from_object(part, lambda: device_of(message, budget, PATH)),)
         raise

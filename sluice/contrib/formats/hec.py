@@ -12,10 +12,10 @@ from typing import Any
 
 from sluice.contrib.formats.json_objects import object_records
 from sluice.contrib.formats.log_fields import build_log
-from sluice.contrib.formats.parts import check_texts
+from sluice.contrib.formats.parts import check_texts, decode_parts
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 
 from sluice.contrib.formats import graphite
+from sluice.contrib.formats.charges import BRACKETS, charge_attempt, charge_rows
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
-from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message
 from sluice.streams.metrics import NOT_FINITE, state_field
 from sluice.streams.record import INT64, UINT64, Invalid, Metric, Reject
@@ -95,12 +96,12 @@ def decode(body: bytes, message: Message | None, budget: Budget) -> Iterator[Met
             except Invalid as error:
                 if message or " " not in text:
                     raise
-                budget.charge_attempt(len(raw))
+                charge_attempt(budget, len(raw))
                 if (other := graphite.row(text)) is None:
                     raise Invalid(f"{error}{'' if '=' in text else REMEDY}") from None
                 metrics, size = [other], 0
             if len(metrics) > 1:
-                budget.charge_rows(len(metrics), size)
+                charge_rows(budget, len(metrics), size)
         except (UnicodeDecodeError, Invalid) as error:
             yield Reject(replayable(raw), bodies.reject_reason(error))
         else:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 
 from sluice.contrib.formats.log_fields import build_log
+from sluice.contrib.formats.parts import decode_parts
 from sluice.streams.body import Budget, Remainder
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Limits, Log
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.json_rows import walk_json
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import NUL, Result, check_text, walk_json
+from sluice.streams.decoder import NUL, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Record
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from sluice.contrib.formats.charges import charge_work
 from sluice.streams.body import BOM, Budget, is_json
 
 TOKENS = 64  # of a text that is mended that cost one record
@@ -53,13 +54,13 @@ def replace_tokens(
     made, done, mended = bytearray(), 0, 0
     for count, token in enumerate(pattern.finditer(text), 1):
         if not count % TOKENS:
-            budget.charge_work(1)
+            charge_work(budget, 1)
         if token.lastindex:
             continue
         if (part := better(token)) != token[0]:
             mended += 1
             if not mended % MENDED:
-                budget.charge_work(1)
+                charge_work(budget, 1)
             made += text[done : token.start()]
             made += part
             done = token.end()

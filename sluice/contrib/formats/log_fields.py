@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of, typed_form
 from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.register import ENVELOPES
 from sluice.streams import body as bodies
@@ -22,7 +23,7 @@ from sluice.streams.decoder import Result
 from sluice.streams.logs import NO_MESSAGE, LogsDecoder
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 from sluice.streams.times import END, SECOND, Time, nanoseconds_of
 
 # The names that a field has in the formats of log libraries, in the order in which they are tried: OpenTelemetry and
@@ -340,9 +341,7 @@ def build_loose(part: bytes) -> Log:
     return log
 
 
-class ShippedLogsDecoder(LogsDecoder):
-    messages = MESSAGES
-
+class ShippedLogsDecoder(LogsDecoder, FormatDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Log:
         if not isinstance(error, msgspec.ValidationError):
@@ -355,6 +354,8 @@ class ShippedLogsDecoder(LogsDecoder):
             event = body.removeprefix(b"data:").strip()
             if bodies.is_json(event):
                 return self.decode_json(event, message, budget)
+        if form := typed_form(body, message, budget, MESSAGES):
+            return (self.decode_form(form, message, budget),)
         return super().decode_text(body, message, budget)
 
     @override

@@ -19,6 +19,7 @@ import cramjam
 import msgspec
 from google.protobuf.message import DecodeError
 
+from sluice.contrib.formats.charges import BRACKETS, charge_attempt
 from sluice.contrib.formats.lenient_json import text_or_json, text_values
 from sluice.contrib.formats.log_fields import stored_level, take_first
 from sluice.contrib.formats.parts import Refused, array_reader, check_texts, encoded_size, json_array
@@ -27,7 +28,7 @@ from sluice.contrib.formats.register import SNAPPY
 from sluice.contrib.formats.rpc_status import PROTOBUF
 from sluice.http.routes import JSON
 from sluice.streams import body as bodies
-from sluice.streams.body import BRACKETS, Budget, Empty, Remainder
+from sluice.streams.body import Budget, Empty, Remainder
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Log, Reject
 from sluice.streams.times import SECOND, nanoseconds_of
@@ -147,7 +148,7 @@ def from_json(body: bytes, budget: Budget, refused: Refused[bytes]) -> Iterator[
                 try:
                     entry = old_entry(value) if old else read_entry(value)
                 except msgspec.ValidationError:
-                    budget.charge_attempt(len(value))
+                    charge_attempt(budget, len(value))
                     entry = loose_entry(value)
                 time = entry.time
                 stamp = int(time) if isinstance(time, str) and TIME.fullmatch(time) else nanoseconds_of(time)
@@ -164,7 +165,7 @@ def labels_in(given: msgspec.Raw, budget: Budget) -> Labels:
     try:
         labels = read_labels(given)
     except msgspec.ValidationError:
-        budget.charge_attempt(len(bytes(given)))
+        charge_attempt(budget, len(bytes(given)))
         labels = text_values(read_loose_labels(given))
     check_texts(*labels, *labels.values())
     return labels

@@ -10,15 +10,17 @@ from typing import Any
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.formats.charges import charge_rows
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of, typed_form
 from sluice.contrib.formats.lenient_json import struct_reader, text_values
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Form
-from sluice.streams.decoder import Result, check_text, load, typed_form
+from sluice.streams.decoder import Result, check_text, load
 from sluice.streams.message import Message
 from sluice.streams.metrics import MetricsDecoder, Plain, Value, build_metric, from_text, typed_value
 from sluice.streams.record import Invalid, Metric, Record
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 from sluice.streams.times import TIMES, Time, nanoseconds_of
 
 
@@ -86,7 +88,7 @@ def flat(sent: dict[str, Any], name: str, budget: Budget) -> list[Record]:
             tags[key] = value
     if not values:
         raise Invalid("no number")
-    budget.charge_rows(len(values), encoded_size(tags, name))
+    charge_rows(budget, len(values), encoded_size(tags, name))
     made: list[Record] = []
     for key, value in values.items():
         stored, kind = typed_value(value)
@@ -107,7 +109,7 @@ def from_loose(wire: Loose) -> Metric:
     return build_metric(msgspec.structs.replace(wire, tags=tags, labels=None, itemid=None))
 
 
-class LooseMetricsDecoder(MetricsDecoder):
+class LooseMetricsDecoder(MetricsDecoder, FormatDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Record:
         return from_loose(read_loose(part, budget))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from sluice.base.override import override
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of
 from sluice.contrib.formats.lenient_json import struct_reader
 from sluice.streams import votes
 from sluice.streams.body import Budget
 from sluice.streams.message import Message
 from sluice.streams.record import Vote
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 
 
 class Loose(votes.Plain):
@@ -20,7 +21,7 @@ class Loose(votes.Plain):
 read_loose = struct_reader(Loose)
 
 
-class LooseVotesDecoder(votes.VotesDecoder):
+class LooseVotesDecoder(votes.VotesDecoder, FormatDecoder):
     @override
     def loose_object(self, part: bytes, message: Message | None, budget: Budget, error: Exception) -> Vote:
         wire = read_loose(part, budget)

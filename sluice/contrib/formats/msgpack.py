@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.charges import BRACKETS
 from sluice.contrib.formats.log_fields import build_log, time_scalar
-from sluice.contrib.formats.parts import finite_or_text
+from sluice.contrib.formats.parts import decode_parts, finite_or_text
 from sluice.contrib.formats.register import MSGPACK
-from sluice.streams.body import BRACKETS, Budget, Remainder
-from sluice.streams.decoder import Result, check_text, decode_parts
+from sluice.streams.body import Budget, Remainder
+from sluice.streams.decoder import Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.record import Invalid, Log
 from sluice.streams.times import SECOND, nanoseconds_of

@@ -38,12 +38,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from msgspec.structs import replace
 
 from sluice.contrib.formats import protobuf
+from sluice.contrib.formats.charges import charge_attempt, charge_rows
 from sluice.contrib.formats.lenient_json import real_or_text
 from sluice.contrib.formats.otlp_json import ODD, Names, arguments, converters, lenient_arguments, rename_fields
-from sluice.contrib.formats.parts import Refused, encoded_size, finite_or_text
+from sluice.contrib.formats.parts import Refused, decode_parts, encoded_size, finite_or_text
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty, Remainder
-from sluice.streams.decoder import CHUNK_BYTES, Result, decode_parts
+from sluice.streams.decoder import CHUNK_BYTES, Result
 from sluice.streams.message import Message
 from sluice.streams.record import INT64, Invalid, Record
 
@@ -250,7 +251,7 @@ class Json:
         try:
             return node.kind(**arguments(descriptor, msgspec.json.decode(data)))
         except (TypeError, ValueError, OverflowError, msgspec.ValidationError):
-            budget.charge_attempt(LENIENT_BYTES + LENIENT_SHARE * len(data))
+            charge_attempt(budget, LENIENT_BYTES + LENIENT_SHARE * len(data))
         try:
             return node.kind(**lenient_arguments(descriptor, json.loads(data, parse_float=real_or_text)))
         except (TypeError, ValueError, OverflowError) as error:
@@ -438,7 +439,7 @@ def walk_parsed(
                 return (done, *path)
             done += 1
     else:
-        read, size, repeat = below.read, context.size, budget.charge_rows
+        read, size = below.read, context.size
         for child in children[:] if len(children) < FEW else children:
             left, room = budget.left, budget.room
             if left <= len(records):
@@ -446,7 +447,7 @@ def walk_parsed(
             budget.left = left - 1
             try:
                 made = read(child, context)
-                repeat(len(made), size)
+                charge_rows(budget, len(made), size)
             except Exception:
                 budget.left, budget.room = left, room
                 return (done,)
@@ -478,7 +479,7 @@ def innermost(
     try:
         budget.left -= 1
         records: Sequence[Record] = node.read(parse_node(encoding, node, message.data, budget), context)
-        budget.charge_rows(len(records), context.size)
+        charge_rows(budget, len(records), context.size)
     except Exception as error:
         above.refuse(message, error, budget, len(message.data))
         return ()

@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages
 
 from sluice.contrib.formats import otlp
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.otlp import (
     LATEST,
     OUT_OF_RANGE,
@@ -68,7 +69,7 @@ class PointRows(list[Metric]):
             raise Invalid(f"data point with more than {PARTS} parts")
         if parts:
             own = encoded_size(self.tags) - self.context.size
-            self.context.budget.charge_rows(len(parts), max(own, BUCKET))
+            charge_rows(self.context.budget, len(parts), max(own, BUCKET))
         return parts
 
     def finish(self, point: Any) -> PointRows:

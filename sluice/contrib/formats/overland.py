@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from sluice.contrib.formats.charges import charge_attempt
 from sluice.contrib.formats.lenient_json import struct_reader
-from sluice.contrib.formats.parts import json_array
+from sluice.contrib.formats.parts import decode_parts, json_array
 from sluice.contrib.formats.position import Number, build_position, device_of, from_object
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time
@@ -103,7 +104,7 @@ def decode_feature(element: bytes, device: str | int, budget: Budget) -> Gps:
         if bytes(action.geometry) in (b"", b"null") and "action" in action.properties:
             raise Empty("unlocated") from None
         with suppress(Invalid, msgspec.MsgspecError):  # Expo's and other libraries send plain objects
-            budget.charge_attempt(len(element))
+            charge_attempt(budget, len(element))
             return from_object(element, lambda: str(device))
         raise
     if sent.properties.type == "trip":  # its point is where the trip began; the positions are features of their own

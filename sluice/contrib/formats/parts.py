@@ -1,14 +1,18 @@
-"""What decoders of wire formats share: arrays, refused parts, texts and numbers that a database or JSON lacks."""
+"""What decoders of wire formats share: parts, arrays, refusals, texts and numbers that a database or JSON lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, isfinite
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from sluice.streams.body import Budget, Remainder, reject_reason
+from sluice.contrib.formats.charges import Exhausted, charge_attempt
+from sluice.contrib.formats.json_repair import repair_json
+from sluice.streams import decoder
+from sluice.streams.body import NOT_JSON, Budget, Remainder, reject_reason
+from sluice.streams.decoder import Decode, Result
 from sluice.streams.record import Invalid, Reject
 
 T = TypeVar("T")
@@ -78,3 +82,32 @@ def encoded_size(pairs: Mapping[str, object], *texts: object) -> int:
     So many pairs as no sender has also count as what each row's own dictionary takes of memory.
     """
     return len(msgspec.json.encode((pairs, *texts))) + PAIR_BYTES * max(0, len(pairs) - MANY_PAIRS)
+
+
+def decode_parts(
+    parts: Iterable[bytes], decode: Decode, budget: Budget, head: bytes = b"", end: bytes = b""
+) -> Iterator[Result]:
+    """As `sluice.streams.decoder.decode_parts`, but a part that is no JSON is mended, if that is possible."""
+
+    def refuse(part: bytes, error: Exception) -> Iterator[Result]:
+        reason = reject_reason(error)
+        if not (better := mend_part(part, budget) if reason.startswith(NOT_JSON) else b""):
+            yield Reject(head + part + end, reason)
+            return
+        for result in decode_parts((better,), decode, budget, head, end):
+            if isinstance(result, Reject) and result.part == head + better + end:
+                result = Reject(head + part + end, result.reason)  # with what was sent
+            yield result
+
+    return decoder.decode_parts(parts, decode, budget, head, end, refuse)
+
+
+def mend_part(part: bytes, budget: Budget) -> bytes:
+    """A part that is no JSON as `repair_json` makes it; b"" if that is not possible, or too much."""
+    if budget.left <= 0:
+        return b""
+    charge_attempt(budget, len(part))
+    try:
+        return repair_json(part, budget)
+    except Exhausted:
+        return b""

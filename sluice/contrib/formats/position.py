@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from sluice.base.override import override
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of
 from sluice.contrib.formats.lenient_json import scalar_or_text
 from sluice.streams import gps
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import JsonDecoder
 from sluice.streams.message import Message
 from sluice.streams.record import RANGES, Gps, Invalid
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 from sluice.streams.times import Time, nanoseconds_of
 
 Number = float | int | str | None
@@ -197,7 +197,7 @@ def from_object(part: bytes, device: Callable[[], str]) -> Gps:
     return from_names(field_getter(sent, *(read_loose(found) for found in inside if found.startswith(b"{"))), device)
 
 
-class NamedGpsDecoder(JsonDecoder):
+class NamedGpsDecoder(FormatDecoder):
     @override
     def named(self, sent: Mapping[str, Any]) -> set[str]:
         present = ([name for name in names if sent.get(name) not in (None, "")] for names in ALIASES.values())

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from sluice.contrib.formats.charges import BRACKETS, Exhausted, charge_rows, charge_work
 from sluice.contrib.formats.parts import Refused, check_texts, encoded_size, finite_or_text
 from sluice.contrib.formats.protobuf import Field, load_messages, parse_message, split_fields, uncompress
 from sluice.streams import body as bodies
-from sluice.streams.body import BRACKETS, Budget, Exhausted
+from sluice.streams.body import Budget
 from sluice.streams.message import Message
 from sluice.streams.metrics import typed_value
 from sluice.streams.record import INT64, Invalid, Metric, Reject
@@ -242,7 +243,7 @@ class Request:
             name, _ = labelled([("__name__", about.metric_family_name)])
             return [metadata(name, about.type, about.help, about.unit)]
         if len(raw) > COUNTED_BYTES:  # an empty part has two bytes, and takes a hundred times as many
-            budget.charge_work(sum(1 for _ in split_fields(raw)) // BRACKETS)
+            charge_work(budget, sum(1 for _ in split_fields(raw)) // BRACKETS)
         return self.series_rows(parse_message(messages.Series1 if self.version == 1 else messages.Series2, raw), budget)
 
     def series_rows(self, series: Any, budget: Budget, is_whole: bool = False) -> list[Metric]:
@@ -278,7 +279,7 @@ class Request:
             budget.left -= bodies.EMPTY_COST
         budget.left += count
         if self.version == 2 or len(rows) > 1:
-            budget.charge_rows(len(rows), encoded_size(tags, name))
+            charge_rows(budget, len(rows), encoded_size(tags, name))
         if self.version == 2 and is_described:
             self.described.add(key)
         return rows
@@ -289,12 +290,12 @@ class Request:
             about, known = series.metadata, len(self.sizes)
             parts = [series.labels_refs, *(part.labels_refs for part in series.exemplars)]
             references = chain((about.help_ref, about.unit_ref), *parts)
-            budget.charge_work(sum(map(len, parts)) // BRACKETS)
-            budget.charge_rows(1, sum(self.sizes[number] for number in references if number < known))
+            charge_work(budget, sum(map(len, parts)) // BRACKETS)
+            charge_rows(budget, 1, sum(self.sizes[number] for number in references if number < known))
         for part in series.histograms:
-            budget.charge_work((len(part.negative_spans) + len(part.positive_spans)) // BRACKETS)
+            charge_work(budget, (len(part.negative_spans) + len(part.positive_spans)) // BRACKETS)
             counts = part.negative_deltas, part.negative_counts, part.positive_deltas, part.positive_counts
-            budget.charge_rows(sum(map(len, counts)), BUCKET)
+            charge_rows(budget, sum(map(len, counts)), BUCKET)
 
     def labels(self, part: Any) -> list[tuple[str, str]]:
         if self.version == 1:

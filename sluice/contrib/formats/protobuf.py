@@ -13,8 +13,9 @@ from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from sluice.contrib.formats.charges import BRACKETS, charge_work, inflate_part
 from sluice.contrib.formats.remote_write_counts import Uncounted, read_varint
-from sluice.streams.body import BRACKETS, Budget
+from sluice.streams.body import Budget
 from sluice.streams.record import Invalid
 
 # cd sluice/contrib/formats && protoc -I. -o messages.binpb loki.proto prometheus.proto
@@ -73,7 +74,7 @@ def split_fields(message: bytes, budget: Budget | None = None) -> Iterator[Field
         while at < size:
             left -= 1
             if budget and not (most - left) % BRACKETS:
-                budget.charge_work(1)
+                charge_work(budget, 1)
             if left < 0:
                 raise Invalid(f"a message with more than {most} fields")
             tag, content = message[at], at + 1
@@ -116,4 +117,4 @@ def encode_field(number: int, content: bytes) -> bytes:
 
 def uncompress(data: bytes, budget: Budget) -> bytes:
     """The content of a snappy block. Raises: Invalid if it is damaged, or has more content than a body may."""
-    return budget.inflate(data, "snappy", grows=True)
+    return inflate_part(budget, data, "snappy", grows=True)

@@ -139,7 +139,6 @@ CONTRIBUTION = Contribution(
         "Content-Type: multipart/form-data": "sluice.contrib.formats.multipart:open_form",
     },
     keys=("X-Amz-Firehose-Request-Id",),
-    repair="sluice.contrib.formats.json_repair:repair_json",
     codings={"zstd": Coding("sluice.contrib.formats.codings:inflate_zstd", magic=ZSTD)}
     | dict.fromkeys(SNAPPY, Coding("sluice.contrib.formats.codings:inflate_snappy")),
     own_decoder="sluice.contrib.formats.cloudevents:EventDecoder",

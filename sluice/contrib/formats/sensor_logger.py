@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import msgspec
 
 from sluice.contrib.formats.lenient_json import struct_reader
-from sluice.contrib.formats.parts import json_array
+from sluice.contrib.formats.parts import decode_parts, json_array
 from sluice.contrib.formats.telegraf import LoosePoint, decode_loose_point
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 
 

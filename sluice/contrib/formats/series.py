@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.lenient_json import text_values
 from sluice.contrib.formats.parts import encoded_size
 from sluice.streams.body import Budget, Empty
@@ -70,7 +71,7 @@ def rows(
     pairs = [pair for pair in given if pair[1] is not None]
     if not pairs:
         raise Empty("null")
-    budget.charge_rows(len(pairs), encoded_size(tags, name))
+    charge_rows(budget, len(pairs), encoded_size(tags, name))
     made: list[Result] = []
     for at, sent in pairs:
         value, kind = typed_value(from_text(sent) if isinstance(sent, str) else sent)

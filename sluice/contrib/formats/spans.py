@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sluice.contrib.formats.format_decoder import FormatDecoder, formats_of
 from sluice.streams import custom
-from sluice.streams.decoder import JsonDecoder
 from sluice.streams.record import Record
-from sluice.streams.registry import Stream, formats_of
+from sluice.streams.registry import Stream
 
 
 class Span(Record, kw_only=True, gc=False):
@@ -31,7 +31,7 @@ class Span(Record, kw_only=True, gc=False):
     links: list[dict[str, Any]] | None = None
 
 
-class Unbounded(JsonDecoder):
+class Unbounded(FormatDecoder):
     bounded = False  # as attributes of logs
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from sluice.contrib.formats.charges import charge_rows
 from sluice.contrib.formats.lenient_json import struct_reader, text_or_json, text_values
-from sluice.contrib.formats.parts import array_reader, encoded_size
+from sluice.contrib.formats.parts import array_reader, decode_parts, encoded_size
 from sluice.streams import body as bodies
 from sluice.streams.body import Budget, Empty
-from sluice.streams.decoder import NUL, Result, check_text, decode_parts
+from sluice.streams.decoder import NUL, Result, check_text
 from sluice.streams.message import Message
 from sluice.streams.metrics import Value, typed_value
 from sluice.streams.record import Invalid, Metric
@@ -100,7 +101,7 @@ def point_records(point: Point, part: bytes, budget: Budget) -> list[Metric]:
             raise Empty("null")
         raise Invalid("no field")
     if len(metrics) > 1:
-        budget.charge_rows(len(metrics), encoded_size(tags, name))
+        charge_rows(budget, len(metrics), encoded_size(tags, name))
     if NUL in part:
         for metric in metrics:
             check_text(metric)

@@ -12,10 +12,11 @@ import msgspec
 from msgspec.structs import astuple
 
 from sluice.contrib.formats.lenient_json import struct_reader
+from sluice.contrib.formats.parts import decode_parts
 from sluice.contrib.formats.position import KNOT, PATH, Number, build_position, device_of, from_object
 from sluice.streams import body as bodies
 from sluice.streams.body import ATTEMPT_COST, Budget, Empty
-from sluice.streams.decoder import Result, decode_parts
+from sluice.streams.decoder import Result
 from sluice.streams.message import Message
 from sluice.streams.record import Gps, Invalid
 from sluice.streams.times import Time

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sluice.contrib.secret_file import read_secret
 from sluice.http.routes import JSON, OK, Reply, reply
 from sluice.parsers import size_parser as parse_size
-from sluice.run.secret_file import read_secret
 from sluice.settings import SettingError, Settings
 
 OTHERS = "*"  # the name of the line for names without one

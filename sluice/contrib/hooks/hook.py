@@ -33,7 +33,7 @@ from sluice.streams.message import Message, parse_message, query_parameter
 from sluice.streams.record import Decoded, Invalid, Limits, Record, Reject
 from sluice.streams.registry import Stream
 from sluice.streams.times import nanoseconds_of
-from sluice.streams.unique import Recent
+from sluice.streams.unique import CONTENT_BYTES, sent_by
 
 MOST_INFLATED = 25 << 20  # bytes of a body: as many as GitHub sends
 MOST_TEXT = 500  # characters of an event or an id
@@ -117,6 +117,7 @@ read_members: Callable[[bytes], Any] = msgspec.json.Decoder(Members).decode
 read_text: Callable[[Any], str] = msgspec.json.Decoder(str).decode
 read_scalar: Callable[[Any], Any] = msgspec.json.Decoder(str | int | float).decode
 WITHIN = b"\r\nSluice-Within: "
+STEPS = 10  # of the time in which a content counts: by one of them it may count longer
 NAME = re.compile(r"/hooks/([^/]+)(?:/(.*))?$")
 
 
@@ -335,15 +336,24 @@ def key_of(records: Sequence[Any]) -> bytes:
     return f"{hook.hook}\n{hook.id}\n".encode() + more
 
 
-def recent_of(item: bytes, records: Sequence[Any]) -> Recent | None:
-    """What makes two bodies one, if the line of their hook says `by content within`; the gateway has noted it."""
+def recent_keys(item: bytes, records: Sequence[Any], received: int) -> list[bytes]:
+    """The keys of a body whose hook's line says `by content within`; the gateway has noted it. See `Rule.recent`.
+
+    One with the same content, sender and hook, that comes within these seconds, is not stored again.
+    """
     at = item.find(WITHIN, 0, item.find(b"\r\n\r\n") + 2)
     if at < 0 or not records:
-        return None
+        return []
     hook: Hook = records[0]
     seconds = int(item[at + len(WITHIN) : item.index(b"\r\n", at + 2)])
-    means = msgspec.json.encode((hook.hook, hook.path, hook.query, hook.body, hook.raw))
-    return Recent(means, seconds)
+    content = msgspec.json.encode((hook.hook, hook.path, hook.query, hook.body, hook.raw))
+    step = -(-seconds // STEPS)
+    first = received // (1_000_000 * step)
+    means = sha256(sent_by(item) + content).digest()
+    return [
+        (number * step & 0xFFFFFFFF).to_bytes(4, "big") + sha256(means + b"%d" % number).digest()[:CONTENT_BYTES]
+        for number in range(first, first + -(-seconds // step) + 1)
+    ]
 
 
-HOOKS = Stream("hooks", Hook, decode, key=key_of, recent=recent_of)
+HOOKS = Stream("hooks", Hook, decode, key=key_of, recent=recent_keys)

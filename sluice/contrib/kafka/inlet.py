@@ -176,8 +176,8 @@ class Inlet(inlet.Inlet):
     later: type[Exception] | None = None
     backlogs: dict[str, Backlog]  # type: ignore[assignment]
 
-    def __init__(self, url: str, figures: str, max_bytes: int, gateways: int = 1) -> None:
-        super().__init__(figures, max_bytes=max_bytes, gateways=gateways)
+    def __init__(self, url: str, figures: str, max_bytes: int, gateways: int = 1, replicas: int = 0) -> None:
+        super().__init__(figures, replicas=replicas, max_bytes=max_bytes, gateways=gateways)
         self.url = url
         self.admin: Admin | None = None
         self.senders: list[Sender] = []

@@ -25,8 +25,8 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from sluice.base.background import background
 from sluice.base.override import override
+from sluice.contrib.background import background
 from sluice.contrib.kafka.admin import Admin, Begun, Place, ask_errors, log, offset_note, read_note
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool import outlet
@@ -354,8 +354,8 @@ class Outlet(outlet.Outlet):
 
     name = "kafka"
 
-    def __init__(self, url: str, figures: str) -> None:
-        super().__init__(figures)
+    def __init__(self, url: str, figures: str, replicas: int = 0) -> None:
+        super().__init__(figures, replicas)
         self.url = url
         self.sources: dict[str, Source] = {}
         self.held: dict[str, list[bytes]] = {}  # claim id -> items

@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from sluice.base.override import override
 from sluice.base.times import iso_instant, iso_second, microseconds
 from sluice.contrib.destinations.destination import (
+    GROUP_RECORDS,
     Carried,
     InMemory,
     Rejected,
@@ -36,7 +37,6 @@ from sluice.contrib.destinations.far_rows import FarRow
 from sluice.contrib.kafka.admin import MAX_RECORD_BYTES, Admin, ask_errors, error_code
 from sluice.contrib.kafka.errors import KafkaUnavailable
 from sluice.spool.contract import TIMEOUT_SECONDS
-from sluice.store.transaction_limits import GROUP_RECORDS
 from sluice.streams.registry import Stream
 from sluice.streams.schema import plain_records
 

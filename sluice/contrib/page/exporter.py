@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from sluice import settings
-from sluice.base.background import exit_on_signal
+from sluice.contrib.background import exit_on_signal
 from sluice.ledger import Histogram, Observer, Reading, cell_sums, waiting_bodies
 
 Family = Union[CounterMetricFamily, GaugeMetricFamily]

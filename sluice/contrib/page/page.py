@@ -17,16 +17,17 @@ from typing import Any, NoReturn
 
 from sluice import settings
 from sluice.account import STATES
-from sluice.base import background, terminal
+from sluice.base import terminal
 from sluice.base.files import replace_file
-from sluice.base.rates import read_rates
 from sluice.base.times import iso_instant
+from sluice.contrib import background
 from sluice.contrib.page.rejections import Rejections
+from sluice.contrib.rates import read_rates
 from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
 from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
-from sluice.store.questions import DeadLetter, find_last_letters
+from sluice.store.questions import DeadLetter, find_last_letters, find_last_rows
 from sluice.store.store import Store
 from sluice.store.types import Unavailable
 
@@ -179,7 +180,7 @@ class Page:
 
 def last(store: Store[Any], stream: str, dead: int) -> dict[str, Any]:
     """The last rows of a stream and its last dead letters, newest first."""
-    columns, rows = store.last_rows(stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
+    columns, rows = find_last_rows(store, stream, SHOWN_LETTERS, VALUE_CHARACTERS + 1)
     letters = find_last_letters(store, stream, SHOWN_LETTERS, HEAD_BYTES + 4 * BODY_CHARACTERS) if dead else []
     return {
         "columns": columns,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import select
 import sys
 import termios
@@ -27,9 +28,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.base import terminal
-from sluice.base.rates import read_rates
 from sluice.base.times import format_age
 from sluice.contrib.page import page
+from sluice.contrib.rates import format_percent, read_rates
 from sluice.ledger import Observer, Reading
 from sluice.settings import Settings
 
@@ -42,10 +43,17 @@ OLD_SECONDS = 60.0  # a greater age is coloured
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--every", metavar="S", type=terminal.parse_seconds, default=1.0, help="seconds between two readings (1)"
+        "--every", metavar="S", type=parse_seconds, default=1.0, help="seconds between two readings (1)"
     )
     parser.add_argument("--count", metavar="N", type=terminal.whole_number, default=0, help="stop after N readings")
     parser.epilog = "exit status: 0; 2 if a setting is invalid"
+
+
+def parse_seconds(text: str) -> float:
+    """The type of an option that is a time. Raises: ArgumentTypeError."""
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text) or float(text) < 0.01:
+        raise argparse.ArgumentTypeError(f"expected seconds, at least 0.01, not {text!r}")
+    return float(text)
 
 
 def run(arguments: argparse.Namespace, s: Settings) -> int:
@@ -204,7 +212,7 @@ class Dashboard:
                 Text(view["path"], "bold"),
                 Text(view["state"], "" if view["state"] == "served" else "bold yellow"),
                 "" if reads is None else per_second(reads),
-                terminal.format_percent(hits),
+                format_percent(hits),
                 "" if view["keys"] is None else format_number(view["keys"]),
                 Text("" if lag is None else format_age(lag), "bold yellow" if late else ""),
                 "" if made is None else format_number(made),

@@ -6,7 +6,7 @@ from sluice.registry import Contribution, Database
 
 POSTGRES = Database(
     "sluice.contrib.postgres", "postgres", "PostgreSQL", "Postgres", r"(?s:postgres(?:ql)?://.+)",
-    "postgresql://USER@HOST/DATABASE", b"PGDMP",
+    "postgresql://USER@HOST/DATABASE", b"PGDMP", "sluice.contrib.postgres.session:url_parameters",
 )  # fmt: skip
 CONTRIBUTION = Contribution(
     page="protocol/database.md",

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import psycopg
 
-from sluice.base.background import background
 from sluice.base.override import override
-from sluice.contrib.postgres import partitions
+from sluice.contrib.background import background
+from sluice.contrib.postgres import key_pieces, partitions
 from sluice.contrib.postgres.session import (
     CONFLICTS,
     Session,
@@ -29,7 +29,7 @@ from sluice.contrib.postgres.session import (
     primary_message,
     url_parameters,
 )
-from sluice.contrib.postgres.table import BURIED, BURY, STAMP, Table, letter_row
+from sluice.contrib.postgres.table import BURIED, BURY, Table, letter_row
 from sluice.contrib.postgres.tables import (
     BRIEFLY,
     LOCK,
@@ -45,13 +45,12 @@ from sluice.contrib.postgres.tables import (
     only_row,
     run_sql,
 )
-from sluice.parsers import Keep
 from sluice.spool.claim import Claim
-from sluice.store import transaction_limits
 from sluice.store.bookkeeping import PUT_RANGE
-from sluice.store.store import RowDestinations, Store, check_layout
+from sluice.store.store import Store, check_layout
 from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
-from sluice.streams.registry import Stream
+from sluice.streams.record import Limits
+from sluice.streams.unique import Rule
 
 # The binary format of COPY: its signature, flags, and the length of an extension; and its trailer
 COPY_BEGIN, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
@@ -59,14 +58,10 @@ PUT_KEYS = "COPY batches_keys (key, stream, at, batch) FROM STDIN (FORMAT BINARY
 CHORES = LOCK + 1  # held while batches are folded, or rows are deleted by age
 TRY = f"SELECT pg_try_advisory_xact_lock({CHORES})"
 WAIT = f"SELECT pg_advisory_xact_lock({CHORES}) IS NOT NULL"
+KEEP_CHANGES = 100_000  # rows of `view_changes` that are kept
 SWEEP = "sweep "  # the horizon of a stream's search begins so
 SWEEP_PAGES = 1_000  # pages of a table that are searched for old rows in one transaction
 PAGES = "SELECT pg_relation_size(to_regclass(%s)) / current_setting('block_size')::int"
-LAST_PAGES, LAST_PARTITIONS = 32, 8  # that are looked at for the last rows
-ROWS_OF_PAGE = 4  # at least: what is longer is stored elsewhere (TOAST)
-COLUMNS_OF = """SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
-WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
-UTC = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 DROP_SECONDS = 0.2  # that a worker waits for a partition to be dropped; a thread goes on with it
 DROP_ATTEMPTS = 60  # with a second between two, before the rows of the partition are counted again
 START = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -75,47 +70,29 @@ VALUE_ERRORS = (TypeError, ValueError, ArithmeticError, AttributeError, LookupEr
 
 
 class Postgres(Store[Session]):
-    """A database of a PostgreSQL server."""
+    """A database of a PostgreSQL server. Its URL is a connection string of libpq."""
 
     TIME_UNIT = 1_000
+    TABLE = Table
     EPOCH_OF = "split_part(claim, ':', 1)"
     NOW = "clock_timestamp()"
     AGE = "greatest(0, extract(epoch FROM clock_timestamp() - {}))::float8"
     SKIP_LOCKED = "FOR UPDATE SKIP LOCKED"
     WITH_ID = "OVERRIDING SYSTEM VALUE"
     MICROS = "(extract(epoch FROM {}) * 1000000)::bigint"
-    KEYS_IN_PIECES = True
-    KIND = """regexp_replace(reason, '([''"]| [-0-9]).*', '')"""
 
-    def __init__(
-        self,
-        url: str,
-        streams: dict[str, Stream],
-        make: bool,
-        keep: Keep,
-        row_destinations: RowDestinations,
-        used: bool = False,
-    ) -> None:
-        """url: a connection string of libpq. make: create the tables if they are missing."""
-        super().__init__(streams, Table, keep, row_destinations)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         self.dropping: Future[None] | None = None
         self.final = 0  # the id of a batch: no transaction can add it or a lower one any more
         self.awaited: tuple[int, set[str]] | None = None  # that id when these transactions have ended
         self.known = ""  # the id of the database that this process uses
         self.columns: dict[str, Columns] = {}  # of each stream's table when it was checked: see `lock_columns`
         self.compared: set[str] = set()  # streams whose columns are locked by the present transaction
-        self.url = url
-        self.make = make
-        self.ALONE = TRY if make else WAIT
-        parts = url_parameters(url)
+        parts = url_parameters(self.url)
         self.name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         with self.transaction():
             pass
-
-    @staticmethod
-    @override
-    def check(url: str) -> None:
-        url_parameters(url)
 
     def open(self) -> Session:
         if self.db is None:
@@ -194,6 +171,10 @@ class Postgres(Store[Session]):
         return cursor.fetchall() if cursor.description else []
 
     @override
+    def is_alone(self, db: Session) -> bool:
+        return bool(self.run_sql(db, TRY if self.make else WAIT)[0][0])  # a worker has other work
+
+    @override
     def hold_lock(self, db: Session, name: str) -> bool:
         return bool(self.run_sql(db, "SELECT pg_try_advisory_lock(hashtext(?))", (name,))[0][0])
 
@@ -231,6 +212,15 @@ class Postgres(Store[Session]):
             },
         ).fetchone()  # fmt: skip
         return row[0] if row else None
+
+    @override
+    def order_keys(
+        self, rule: Rule, bodies: Sequence[Body], limits: Limits, keys: list[bytes | None]
+    ) -> Iterator[Sequence[bytes]]:
+        begins = key_pieces.key_beginnings(rule, bodies) if len(bodies) > key_pieces.PIECE_KEYS else ()
+        if not begins:
+            return super().order_keys(rule, bodies, limits, keys)
+        return key_pieces.order_by_time(begins, bodies, keys)
 
     @override
     def put_keys(self, db: Session, stream: str, batch: int, at: int, pieces: Iterator[Sequence[bytes]]) -> int:
@@ -299,56 +289,6 @@ class Postgres(Store[Session]):
         return len(rejects)
 
     @override
-    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
-        with self.transaction(read=True) as db:
-            try:
-                with db.cursor("letters") as cursor:
-                    cursor.itersize = 10  # a dead letter may be large
-                    # the newline ends a comment at the end of the condition; what is in it is no placeholder
-                    table = f"(SELECT * FROM dead_letters WHERE ({where.replace('%', '%%')}\n)) AS found"
-                    yield from cursor.execute(placeholders(question).format(table), values)
-            except psycopg.Error as error:
-                if is_server_error(error) and not (error.sqlstate or "").startswith(("42", "25006", "0A")):
-                    raise
-                raise ValueError(f"not a condition on dead letters: {primary_message(error)}") from None
-
-    @override
-    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
-        with self.transaction(read=True) as db:
-            found = self.run_sql(db, COLUMNS_OF, (f'"{stream}"',))
-            if not found:
-                return [], []
-            texts = ", ".join(
-                f"left({(UTC if kind == STAMP else '{}::text').format(quoted(name))}, {characters})"
-                for name, kind in found
-            )
-            rows: list[Row] = []
-            for table in self.newest_tables(db, stream):
-                # no index has the order of arrival, but the newest rows are at the end, which these pages are
-                end = only_row(db.execute(PAGES, (table,)))[0]
-                first = max(0, end - LAST_PAGES - limit // ROWS_OF_PAGE)
-                newest = (
-                    f"SELECT {texts} FROM {table} WHERE {db.in_pages(first, end)} "
-                    "ORDER BY received_at DESC, batch DESC, seq DESC LIMIT ?"
-                )
-                rows += self.run_sql(db, newest, (limit - len(rows),))
-                if len(rows) >= limit:
-                    break
-            return [name for name, _ in found], rows
-
-    @staticmethod
-    def newest_tables(db: Session, stream: str) -> list[str]:
-        """A stream's table, or its partitions that have rows, the newest first: at most a few, as SQL."""
-        if not partitions.is_partitioned(db, stream):
-            return [f'"{stream}"']
-        now = only_row(db.execute("SELECT clock_timestamp()"))[0]
-        begun = [part.name for part in partitions.partitions(db, stream) if part.start <= now]
-        rest = [name for name in (partitions.default_partition(db, stream),) if name]
-        return [
-            name for name in (*reversed(begun[-LAST_PARTITIONS:]), *rest) if only_row(db.execute(PAGES, (name,)))[0]
-        ]
-
-    @override
     def fold_batches(self) -> bool:
         self.prune_changes()
         return super().fold_batches()
@@ -356,12 +296,12 @@ class Postgres(Store[Session]):
     def prune_changes(self) -> None:
         """Delete the oldest rows of `view_changes`: a follower that has not read them builds its views anew."""
         old = "SELECT max(id) - ?, max(id) - min(id) >= ? FROM view_changes"
-        keep = transaction_limits.KEEP_CHANGES, transaction_limits.KEEP_CHANGES
+        keep = KEEP_CHANGES, KEEP_CHANGES
         with self.transaction(read=True) as db:
             if not self.run_sql(db, old, keep)[0][1]:
                 return
         with self.transaction() as db:
-            if self.run_sql(db, self.ALONE)[0][0]:
+            if self.is_alone(db):
                 ((until, _),) = self.run_sql(db, old, keep)
                 self.put_horizons(db, {"view_changes": until})
                 self.run_sql(db, "DELETE FROM view_changes WHERE id <= ?", (until,))
@@ -397,7 +337,7 @@ class Postgres(Store[Session]):
         # partition
         age = self.keep.for_stream(stream) or 0
         with self.transaction() as db:
-            if not self.run_sql(db, self.ALONE)[0][0]:
+            if not self.is_alone(db):
                 return False
             # old by the server's clock too: what was dropped of its present would be made again, without end
             present = only_row(db.execute("SELECT clock_timestamp()"))[0]
@@ -411,7 +351,7 @@ class Postgres(Store[Session]):
         if overdue:
             return self.drop(stream, overdue[0])
         with self.transaction() as db:
-            if not table or not self.run_sql(db, self.ALONE)[0][0]:
+            if not table or not self.is_alone(db):
                 return False
             pages = only_row(db.execute(PAGES, (table,)))[0]
             if not pages:
@@ -437,7 +377,7 @@ class Postgres(Store[Session]):
             self.count_and_drop(stream, partition)
             return True
         if self.dropping is None:
-            other = Postgres(self.url, {}, False, self.keep, RowDestinations())
+            other = Postgres(self.url, {}, make=False, keep=self.keep)
             self.dropping = background(partial(other.count_and_drop, stream, partition))
         try:
             self.dropping.result(DROP_SECONDS)
@@ -463,11 +403,6 @@ class Postgres(Store[Session]):
                     if not left:
                         raise
                     time.sleep(1)  # whoever waits behind this one goes first
-
-
-def quoted(name: str) -> str:
-    """The name of a column as SQL."""
-    return '"{}"'.format(name.replace('"', '""').replace("%", "%%"))
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from math import isfinite
 from typing import Any
 
@@ -115,8 +116,8 @@ def keep_extra(stream: Stream) -> Stream:
         kw_only=True,
     )
     kind = decoder.__class__
-    made: Any = type(f"Extra{kind.__name__}", (ExtraDecoder, kind), {})
-    extending: ExtraDecoder = made(decoder.wire, decoder.build, decoder.formats)
+    extending: Any = copy(decoder)
+    extending.__class__ = type(f"Extra{kind.__name__}", (ExtraDecoder, kind), {})
     extending.start(kept)
     return stream._replace(record=kept, decode=extending.fast_path(), decoder=extending)
 

@@ -6,8 +6,8 @@ import logging
 import os
 
 from sluice import settings
-from sluice.base import background, daemon
-from sluice.contrib import views
+from sluice.base import daemon
+from sluice.contrib import background, views
 from sluice.contrib.views.follower import Follower
 from sluice.contrib.views.refresh import Refresher
 from sluice.store.registry import check_store

@@ -37,7 +37,7 @@ from typing import Any
 from redis.exceptions import ConnectionError, RedisError
 
 from sluice.base import daemon
-from sluice.base.background import waited_seconds
+from sluice.contrib.background import waited_seconds
 from sluice.contrib.views import contract, lease
 from sluice.contrib.views.client import Full, LeaseLost, ViewsClient
 from sluice.contrib.views.kinds.followed import Followed

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 
 from sluice.base.override import override
 from sluice.fastlane.answers import Pending
-from sluice.fastlane.connection import LEFT, Connection
+from sluice.fastlane.connection import DECLINED, LEFT, Connection
+from sluice.fastlane.interface import Later
 from sluice.fastlane.loop import FastLane
 
 PACED_BYTES = 128 << 10  # of an answer that are not sent at once, from which the next ones wait for it
@@ -30,6 +31,7 @@ class ReaderLane(FastLane):
     @override
     def prepare(self) -> None:
         super().prepare()
+        self.tick_application, self.tick = self.tick, self.each_second
         self.patience = PATIENCE_SECONDS  # that are left of this turn
         # clients that have not taken a large answer in this time -> bytes left of it at the last look; -1: none yet
         self.slow_readers: dict[Connection, int] = {}
@@ -58,16 +60,26 @@ class ReaderLane(FastLane):
         """Whether there is no room for further heavy answers."""
         return sum(len(conn.out) for conn in self.slow_readers) > UNSENT_BYTES
 
-    @override
     def each_second(self) -> None:
         """Close slow readers that have taken nothing since the last call, if others wait: nginx takes what it can."""
-        super().each_second()
+        self.tick_application()
         for conn, left in [*self.slow_readers.items()]:
             if self.pending and left == len(conn.out):
                 self.drop(conn)
             else:
                 self.slow_readers[conn] = len(conn.out)
         self.finish()
+
+    @override
+    def hold(self, item: Pending, later: Later) -> None:
+        """An answer is not ready: the slow lane serves its request, and then what its client has sent behind it."""
+        conn = item[0]
+        if conn.state != LEFT:
+            conn.pieces.insert(0, later.args[0])
+            if conn.state != DECLINED:
+                conn.state = DECLINED
+                self.watch(conn)
+                self.declined.append(conn)
 
     @override
     def wait_for_reader(self, conn: Connection) -> None:

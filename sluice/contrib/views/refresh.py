@@ -19,7 +19,7 @@ import redis
 from redis.exceptions import RedisError
 
 from sluice.base import connect
-from sluice.base.background import background
+from sluice.contrib.background import background
 from sluice.contrib.views import contract
 from sluice.contrib.views.kinds.tally import Tally
 from sluice.contrib.views.kinds.view import View

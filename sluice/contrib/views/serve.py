@@ -211,4 +211,4 @@ def bad_request(detail: str) -> Reply:
 
 
 ENDPOINTS = {path: ViewEndpoint(path, view) for path, view in views.load_views(SETTINGS).items()}
-app.fastlane = Options(tick=READS.tick, shares_environ=True, fields=())  # type: ignore[attr-defined]
+app.fastlane = Options(tick=READS.tick, fields=())  # type: ignore[attr-defined]

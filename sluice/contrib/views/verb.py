@@ -15,9 +15,9 @@ import time
 from redis.exceptions import RedisError
 
 from sluice.base import terminal
-from sluice.base.rates import read_rates
 from sluice.base.times import format_age
 from sluice.contrib import views
+from sluice.contrib.rates import format_percent, read_rates
 from sluice.contrib.views import contract
 from sluice.contrib.views.check import Checker
 from sluice.contrib.views.client import Full, ViewsClient
@@ -77,7 +77,7 @@ def view_cells(view: ViewFigures) -> list[str]:
     lag = "" if view.lag is None else format_age(view.lag)
     size = "" if view.bytes is None else f"{view.bytes / 1048576:.1f} MiB"
     reads, hits = read_rates({}, view.reads, 1)
-    return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", terminal.format_percent(hits)]
+    return [view.path, view.state, str(view.keys or 0), size, lag, f"{reads:.0f}", format_percent(hits)]
 
 
 def check_values(checker: Checker, chosen: dict[str, views.View]) -> int:

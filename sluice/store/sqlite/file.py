@@ -26,15 +26,15 @@ Identity = tuple["tuple[int, int] | None", ...]  # device and inode of the datab
 
 def identity(path: str) -> Identity:
     """Of the file and of its log: device and inode, or None if there is none."""
-    found: list[tuple[int, int] | None] = []
-    for each in path, f"{path}-wal":
-        try:
-            status = os.stat(each)
-        except FileNotFoundError:
-            found.append(None)
-        else:
-            found.append((status.st_dev, status.st_ino))
-    return tuple(found)
+    return file_id(path), file_id(f"{path}-wal")
+
+
+def file_id(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def require_file(path: str) -> None:
@@ -69,6 +69,17 @@ def check_log(path: str) -> None:
             )
 
 
+def make_file(path: str) -> None:
+    """Make an empty file, for this user only, whatever the umask is, and its directory. Raises: Unavailable, OSError.
+
+    One that is there is not opened: to close it would end the locks that this process has on it.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    check_log(path)
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
 def start_log(db: apsw.Connection, path: str) -> None:
     """Turn the write-ahead log on. Raises: Unavailable if the file system cannot have one."""
     mode = db.execute("PRAGMA journal_mode=WAL").get
@@ -82,13 +93,10 @@ def cut_log(db: apsw.Connection, path: str) -> None:
     SQLite itself writes over the log from its start, but the file stays as long as it has ever been: after a reader
     that reads for hours, or a large transaction that is rolled back.
     """
-    try:
-        size = os.stat(f"{path}-wal").st_size
-    except FileNotFoundError:
-        return
-    if size > LOG_BYTES:
-        db.set_busy_timeout(0)  # also removes the handler
-        empty_log(db)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(f"{path}-wal").st_size > LOG_BYTES:
+            db.set_busy_timeout(0)  # also removes the handler
+            empty_log(db)
 
 
 def empty_log(db: apsw.Connection) -> None:

@@ -19,24 +19,13 @@ import msgspec
 from sluice.base import disk
 from sluice.base.override import override
 from sluice.base.times import iso_instant
-from sluice.parsers import Keep
 from sluice.spool.claim import Claim
 from sluice.store import transaction_limits
-from sluice.store.sqlite.file import (
-    Identity,
-    check_log,
-    check_place,
-    cut_log,
-    empty_log,
-    identity,
-    require_file,
-    start_log,
-)
+from sluice.store.sqlite import file
 from sluice.store.sqlite.table import Table
-from sluice.store.store import RowDestinations, Store, check_layout
+from sluice.store.store import Store, check_layout
 from sluice.store.tables import IDENTIFY, INDEXES, LAYOUT, PRIMARY_KEYS, TABLES
 from sluice.store.types import Body, Full, Origin, Outcome, Row, RowsRejected, Unavailable
-from sluice.streams.registry import Stream
 
 SWEEP_PART = 10  # all rows are searched for old ones ten times in the age to which they are kept
 BUSY_SECONDS = 5.0  # to wait for another writer
@@ -54,43 +43,23 @@ KINDS = {
     **{"bytes": "BLOB NOT NULL", "json": "TEXT NOT NULL", "time": "TEXT NOT NULL"},
 }
 BY_FIRST = "CREATE UNIQUE INDEX IF NOT EXISTS batches_ranges_by_first ON batches_ranges (stream, epoch, first)"
-# of a value: its first characters, or for a BLOB those of its bytes in hexadecimal
-TEXT = """CASE typeof("{name}") WHEN 'blob' THEN substr(hex(substr("{name}", 1, {most})), 1, {most})
-  ELSE substr("{name}", 1, {most}) END"""
 
 
 class Sqlite(Store[apsw.Connection]):
-    """A database file."""
+    """A database file: sqlite:///PATH."""
 
     TIME_UNIT = 1_000_000
+    TABLE = Table
     EPOCH_OF = "substr(claim, 1, instr(claim, ':') - 1)"
     NOW = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     AGE = "max(0.0, (julianday('now') - julianday({})) * 86400)"
     SKIP_LOCKED = WITH_ID = ""
-    ALONE = "SELECT 1"
     MICROS = "CAST(round(unixepoch({}, 'subsec') * 1000) AS INTEGER) * 1000"
-    KIND = "substr(reason, 1, min({}) - 1)".format(
-        ", ".join(f"instr(reason || {end}, {end})" for end in ("''''", "'\"'", *(f"' {n}'" for n in "-0123456789")))
-    )
 
-    def __init__(
-        self,
-        url: str,
-        streams: dict[str, Stream],
-        make: bool,
-        keep: Keep,
-        row_destinations: RowDestinations,
-        used: bool = False,
-    ) -> None:
-        """url: sqlite:///PATH. make: create the file, its directory and its tables if they are missing.
-
-        used: see `open_store`.
-        """
-        super().__init__(streams, Table, keep, row_destinations)
-        self.path = url.removeprefix("sqlite:///")
-        self.make = make
-        self.used = used
-        self.file: Identity = ()
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.path = self.url.removeprefix("sqlite:///")
+        self.file: file.Identity = ()
         self.schema = -1  # PRAGMA schema_version when the tables were checked
         self.room = 0  # bytes that the present transaction may write
         self.sweep_at: dict[str, float] = {}  # stream -> when all of its rows are searched again, monotonic
@@ -100,30 +69,20 @@ class Sqlite(Store[apsw.Connection]):
     def open(self) -> apsw.Connection:
         if self.db is None:
             self.checked.clear()
-            flags = apsw.SQLITE_OPEN_READWRITE
             if self.make:
-                if self.file and identity(self.path)[0] != self.file[0]:
+                if self.file and file.identity(self.path)[0] != self.file[0]:
                     raise self.replaced_error()
-                folder = os.path.dirname(os.path.abspath(self.path))
-                if self.used:
-                    require_file(self.path)
-                else:
-                    os.makedirs(folder, mode=0o700, exist_ok=True)
-                check_place(folder)
-                check_log(self.path)
-                # for this user only, whatever the umask is. One that is there is not opened: to close it would end the
-                # locks that this process has on it
-                if not self.used:
-                    with contextlib.suppress(FileExistsError):
-                        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                file.check_place(os.path.dirname(os.path.abspath(self.path)))
+            if self.make and not self.used:
+                file.make_file(self.path)
             else:
-                require_file(self.path)
-            db = apsw.Connection(self.path, flags)
+                file.require_file(self.path)
+            db = apsw.Connection(self.path, apsw.SQLITE_OPEN_READWRITE)
             try:
                 db.set_busy_handler(busy_handler())
                 db.execute("PRAGMA synchronous=FULL")
                 if self.make:
-                    start_log(db, self.path)
+                    file.start_log(db, self.path)
                     db.execute("BEGIN IMMEDIATE")  # another worker may make the tables at the same time
                     self.make_tables(db)
                     self.note_horizons(db, self.ages)
@@ -138,13 +97,13 @@ class Sqlite(Store[apsw.Connection]):
             except BaseException:
                 db.close()
                 raise
-            self.db, self.file = db, identity(self.path)
+            self.db, self.file = db, file.identity(self.path)
             self.cut_log()
         return self.db
 
     def cut_log(self) -> None:
         if self.make and self.db:
-            cut_log(self.db, self.path)
+            file.cut_log(self.db, self.path)
             self.db.set_busy_handler(busy_handler())
 
     def make_tables(self, db: apsw.Connection) -> None:
@@ -177,9 +136,9 @@ class Sqlite(Store[apsw.Connection]):
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
-            if identity(self.path) != self.file:
+            if file.identity(self.path) != self.file:
                 if self.make:  # the former file stays open, as it may be put back; its log must not be another one's
-                    empty_log(db)
+                    file.empty_log(db)
                 else:
                     self.close()
                 raise self.replaced_error()
@@ -284,29 +243,6 @@ class Sqlite(Store[apsw.Connection]):
                 raise
             raise RowsRejected(str(error)) from error
         return Outcome(sum(len(body.records) for body in bodies), letters)
-
-    @override
-    def ask_letters(self, where: str, question: str, values: tuple[int, ...]) -> Iterator[Row]:
-        with self.transaction(read=True) as db:
-            db.execute("PRAGMA query_only=1")
-            try:
-                # the newline ends a comment at the end of the condition
-                table = f"(SELECT * FROM dead_letters WHERE ({where}\n))"
-                yield from db.execute(question.format(table), values)
-            except (apsw.SQLError, apsw.BindingsError, apsw.ReadOnlyError, ValueError) as error:
-                raise ValueError(f"not a condition on dead letters: {error}") from None
-            finally:
-                db.execute("PRAGMA query_only=0")
-
-    @override
-    def last_rows(self, stream: str, limit: int, characters: int) -> tuple[list[str], list[Row]]:
-        with self.transaction(read=True) as db:
-            if not self.table_exists(db, stream):
-                return [], []
-            columns = [str(row[1]) for row in self.run_sql(db, f'PRAGMA table_info("{stream}")')]
-            texts = ", ".join(TEXT.format(name=name.replace('"', '""'), most=characters) for name in columns)
-            last = f'SELECT {texts} FROM "{stream}" ORDER BY rowid DESC LIMIT ?'
-            return columns, self.run_sql(db, last, (limit,))
 
     @override
     def fold_batches(self) -> bool:

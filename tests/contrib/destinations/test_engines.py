@@ -250,7 +250,7 @@ def test_the_rows_of_one_key_are_in_one_partition_in_their_order(store: Store, p
 def test_a_record_that_the_client_refuses_becomes_a_dead_letter_and_the_others_are_there_in_order(
     place: Place, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.contrib.destinations.outbox.GROUP_RECORDS", group)
     bodies = [b'{"message":"%s"}' % (b"x" * (3000 if n in (4, 7) else n)) for n in range(1, 11)]
     with contextlib.closing(place._replace(rows=f"{place.rows}?message.max.bytes=2000").connect()) as store:
         # a broker that takes three seconds for one answer is away; a worker then tries again
@@ -283,7 +283,7 @@ class Count(Record, kw_only=True):
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     place: Place, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.contrib.destinations.outbox.GROUP_RECORDS", group)
     odd: Any = object()  # what a decoder of one's own may yield
     entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=odd if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(place.connect({"counts": stream("counts", Count)})) as store:

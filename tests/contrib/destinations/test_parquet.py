@@ -125,7 +125,7 @@ def tidied(store: Store, stream: str = "votes") -> int:
 
 
 def test_rows_and_dead_letters_are_written_in_groups(tmp: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", 8)
+    monkeypatch.setattr("sluice.contrib.destinations.outbox.GROUP_RECORDS", 8)
     buried: list[int] = []
     with contextlib.closing(
         open_store(url, STREAMS, row_destinations=open_destinations(row_destinations(tmp), STREAMS))
@@ -227,7 +227,7 @@ COUNTS = {"counts": stream("counts", Count)}
 def test_a_value_that_does_not_fit_becomes_a_dead_letter_and_the_others_are_stored(
     url: str, tmp: Path, group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.transaction_limits.GROUP_RECORDS", group)
+    monkeypatch.setattr("sluice.contrib.destinations.outbox.GROUP_RECORDS", group)
     # what a decoder of one's own may yield
     entries = [body_with(n, NOON, b"%d" % n, Count(name="n", number=1 << 63 if n == 5 else n)) for n in range(1, 10)]
     with contextlib.closing(connected(url, tmp, COUNTS)) as store:

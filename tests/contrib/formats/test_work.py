@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from sluice.contrib.formats import charges
 from sluice.routes import ROUTES
-from sluice.streams import body, encoding
+from sluice.streams import encoding
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits
 from support import peak_memory
@@ -82,7 +83,7 @@ def test_what_cannot_be_inflated_is_paid_for(name: str, monkeypatch: pytest.Monk
         made += limit
         return inflated(data, coding, limit)
 
-    monkeypatch.setattr(body, "inflate_body", counted)
+    monkeypatch.setattr(charges, "inflate_body", counted)
     stream, sent = item(name, SIZE)
     STREAMS[stream].decode(sent, LIMITS)
     assert 0 < made < 5 * SIZE

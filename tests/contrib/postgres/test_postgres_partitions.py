@@ -19,6 +19,7 @@ from sluice.contrib.postgres import partitions
 from sluice.contrib.postgres.session import open_connection
 from sluice.contrib.views.rows.registry import open_row_source
 from sluice.parsers import Keep
+from sluice.store.questions import find_last_rows
 from sluice.store.registry import open_store
 from sluice.store.types import Body, Unavailable
 from sluice.streams.built_in import STREAMS
@@ -89,9 +90,9 @@ def test_rows_are_stored_while_a_reader_keeps_partitions_from_being_made_or_drop
 def test_the_last_rows_are_those_of_the_newest_partitions_that_have_rows(pg: Postgres) -> None:
     with contextlib.closing(open_store(pg.url, STREAMS, keep=KEEP)) as store:
         store.persist(claim("gps", 4), gps(DAY, 0, 0, 0))
-        columns, rows = store.last_rows("gps", 3, 40)
+        columns, rows = find_last_rows(store, "gps", 3, 40)
         assert [row[columns.index("seq")] for row in rows] == ["4", "3", "2"]
-        assert [row[columns.index("seq")] for row in store.last_rows("gps", 9, 40)[1]][-1] == "1"
+        assert [row[columns.index("seq")] for row in find_last_rows(store, "gps", 9, 40)[1]][-1] == "1"
 
 
 def test_the_last_rows_are_found_without_a_look_at_the_others(pg: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,7 @@ def test_the_last_rows_are_found_without_a_look_at_the_others(pg: Postgres, monk
             return run(db, sql, values)
 
         monkeypatch.setattr(store, "run_sql", noted)
-        assert store.last_rows("gps", 2, 9)[1][0][-2] == "20000"
+        assert find_last_rows(store, "gps", 2, 9)[1][0][-2] == "20000"
         ((sql, values),) = [each for each in asked if " ctid " in each[0]]
         with store.transaction() as db:
             plan = "\n".join(row[0] for row in run(db, f"EXPLAIN (ANALYZE, TIMING off) {sql}", values))

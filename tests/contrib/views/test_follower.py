@@ -24,7 +24,7 @@ from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
 from sluice import settings
-from sluice.base.background import SCHEDSTAT, waited_seconds
+from sluice.contrib.background import SCHEDSTAT, waited_seconds
 from sluice.contrib.views import contract, feed, follower, lease
 from sluice.contrib.views.client import LeaseLost, ViewsClient
 from sluice.contrib.views.kinds.latest import EACH, LATEST, MAX_EACH, ORDER_BYTES, each_json
@@ -169,7 +169,7 @@ def test_a_position_stays_short_while_somebody_leaves_a_transaction_open(postgre
 def test_a_follower_that_has_not_read_changes_that_were_deleted_builds_its_views_anew(
     postgres: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.store.transaction_limits.KEEP_CHANGES", 2)
+    monkeypatch.setattr("sluice.contrib.postgres.store.KEEP_CHANGES", 2)
     postgres.put("gps", [position("bike", 1)])
     postgres.caught_up()
     before = postgres.client().get(contract.state_key("/gps/latest"))

@@ -19,7 +19,7 @@ from contrib_support.views_site import Site, site
 from proving import harness
 from proving.harness import PATIENCE
 from proving.postgres import Postgres, postgres_server
-from sluice.base.background import NICENESS
+from sluice.contrib.background import NICENESS
 from sluice.contrib.views import Tally, contract, refresh, tally
 from sluice.contrib.views.refresh import Refresher
 from sluice.contrib.views.rows.registry import open_row_source

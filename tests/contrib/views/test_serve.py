@@ -22,7 +22,7 @@ from contrib_support.views_site import site as installation
 from proving import harness
 from proving.harness import Server, connect, get, poll, post
 from proving.harness import request as send
-from sluice.contrib.views import contract, serve
+from sluice.contrib.views import contract
 from sluice.contrib.views.kinds.latest import ORDER_BYTES
 from sluice.streams.record import Gps, Metric, Vote
 from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
@@ -396,10 +396,6 @@ def test_a_view_that_was_built_for_another_declaration_is_not_read(stored: Site,
     with harness.reader(tmp, env=stored.env | {"INGEST_VIEWS": other}) as server:
         is_problem(get(server.socket, "/gps/trail?device=bike"), 503)
         assert get(server.socket, "/gps/latest?device=bike")[0] == 200
-
-
-def test_the_fast_lane_copies_no_dictionary_for_the_application() -> None:
-    assert serve.app.fastlane.shares_environ  # type: ignore[attr-defined]
 
 
 def test_a_first_count_delays_only_those_who_ask_for_it() -> None:

@@ -1,4 +1,4 @@
-"""Rates of reads, from what the processes that answer them have counted."""
+"""Rates of reads, from what the processes that answer them have counted, and shares."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def read_rates(
         return None, None
     valid = new.get("200", 0) + new.get("404", 0)
     return sum(new.values()) / seconds, new.get("200", 0) / valid if valid else None
+
+
+def format_percent(share: float | None) -> str:
+    """A share with a tenth of a percent, rounded down: 100 % means all. Empty if there is none."""
+    return "" if share is None else f"{int(share * 1000 + 1e-9) / 10:g} %"
