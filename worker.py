@@ -265,14 +265,10 @@ class Worker:
         full = claim.count >= state.max_bodies or claim.size >= MAX_BYTES
         seconds = max(time.thread_time() - cpu, SAMPLE * (state.decoded.sum - decoding))
         state.size_next_claim(end - claim.first, seconds)
-        self.sample(state, group.bodies, decoding_cpu)
-        return bool(full or state.claim or self.outlet.has_more(claim.stream))
-
-    def sample(self, state: StreamState, stored: list[Body], seconds: float) -> None:
-        """Let contributions look at bodies that are settled: one that ends the worker here is not claimed again."""
-        with limit_cpu():
+        with limit_cpu():  # these bodies are settled: one that ends the worker here is not claimed again
             for sampler in state.samplers:
-                sampler.look(stored, self.limits, seconds)
+                sampler.look(group.bodies, self.limits, decoding_cpu)
+        return bool(full or state.claim or self.outlet.has_more(claim.stream))
 
     def persist(self, state: StreamState, claim: Claim) -> tuple[Outcome, Group, float]:
         """Store a claim, or its first bodies: these, and the seconds of CPU of their decoding."""

@@ -34,11 +34,14 @@ OTHER_STORE = (
     "INGEST_STORE is another database than before. The bodies in the former one stay there, also rows that wait for "
     "their destination; `status` counts these bodies as missing. One that was claimed during the change may be in both"
 )
-STATES = ("accepted", "ready", "claimed", "stored", "dead", "duplicate", "missing")
 
 
-class Sums(TypedDict):
-    """Numbers of bodies; None: unknown. oldest_seconds: see `Balance`."""
+class Balance(TypedDict):
+    """Where the accepted bodies of a stream are: the terms of THE sum. None: unknown. All but these are bodies:
+
+    deleted: rows deleted by age, of all cells
+    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
+    """
 
     accepted: int | None
     ready: int | None
@@ -47,19 +50,10 @@ class Sums(TypedDict):
     dead: int | None
     duplicate: int | None
     missing: int | None
-    oldest_seconds: float | None
-
-
-class Balance(Sums):
-    """Where the accepted bodies of a stream are: the terms of THE sum. None: unknown. All but these are bodies:
-
-    deleted: rows deleted by age, of all cells
-    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
-    """
-
     purged: int | None
     expired: int | None
     deleted: int | None
+    oldest_seconds: float | None
 
 
 class StreamBalance(Balance):

@@ -27,10 +27,6 @@ PRIVATE = (
 )
 AUTO = ("auto",)
 CLIENTS = {"all": EVERYBODY, "private": PRIVATE, "none": (), "auto": AUTO}
-PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])(?![0-9])"
-HOST = rf"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):{PORT}"
-TLS_QUERY = r"(?:ssl_(?:ca_certs|certfile|keyfile)=/[^&#\s]+&?)+"
-LOGIN = r"[^:@/?#\s]*:[^:@/?#\s]*@"
 
 
 @dataclass(frozen=True)
@@ -235,15 +231,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_spool(text: str) -> str:
-    """`parse` in sluice/base/connect.py reads the parts of these URLs."""
-    if "://" not in text:
-        return str(parse_path(text))
-    match = re.fullmatch(rf"redis(?P<tls>s)?://({LOGIN})?{HOST}(?P<query>\?{TLS_QUERY})?", text, re.ASCII)
-    if not match:
-        return of_scheme("spools", text, "the path of a socket", "redis://USER:PASSWORD@HOST:PORT", "rediss://…")
-    if match["query"] and not match["tls"]:
-        raise ValueError("rediss:// with ssl_ca_certs, ssl_certfile and ssl_keyfile")
-    return text
+    return of_scheme("spools", text, "the path of a socket") if "://" in text else str(parse_path(text))
 
 
 def parse_file(text: str) -> Path | None:

@@ -81,8 +81,8 @@ class Spool(Entry):
     They have the classes Inlet, Outlet, Snapshots and Inspector, made with the URL, the address of the Redis of the
     figures, and what `sluice.spool.open_spool` is given.
     pattern: of its URLs. form: how one is written. lane: the gateway's worker class.
-    connect: "module:function" of a class of connections and of the address; the class of those to the Redis that the
-        address names.
+    connect: "module:function" of the address and of the seconds to wait for a reply; it returns a class of connections
+        to the Redis that the address names, and their arguments.
     is_redis: whether processes report their counts there; if not, they report to the cell's second Redis.
     max_body: bytes that a body may have; 0: as memory allows.
     """

@@ -40,7 +40,14 @@ def test_a_pattern_of_two_overlapping_quantifiers_is_found(pattern: str, method:
 
 
 # they read settings, our own files and what pg_dump writes
-OWN_TEXT = "sluice/parsers.py", "sluice/settings.py", "sluice/run/", "sluice/ops/", "sluice/contrib/postgres/copies.py"
+OWN_TEXT = (
+    "sluice/parsers.py",
+    "sluice/settings.py",
+    "sluice/home_settings.py",
+    "sluice/run/",
+    "sluice/ops/",
+    "sluice/contrib/postgres/copies.py",
+)
 
 
 def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:

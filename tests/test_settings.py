@@ -309,14 +309,15 @@ def test_streams_and_dead_letters_may_have_ages_of_their_own() -> None:
     assert settings.load_settings({}).keep == FOREVER
 
 
+@needs("sentinel")
 @pytest.mark.parametrize(
     "url",
     [
         "redis://h:6379",
         "redis://u:p%40@[::1]:6379",
         "rediss://:p@h:1?ssl_ca_certs=/ca.pem&ssl_certfile=/c.pem&ssl_keyfile=/k.pem",
-        pytest.param("redis+sentinel://a:1,b:2,c.example:3/main", marks=needs("sentinel")),
-        pytest.param("rediss+sentinel://:p@a:1/main?ssl_ca_certs=/ca.pem", marks=needs("sentinel")),
+        "redis+sentinel://a:1,b:2,c.example:3/main",
+        "rediss+sentinel://:p@a:1/main?ssl_ca_certs=/ca.pem",
     ],
 )
 def test_redis_may_be_elsewhere(url: str) -> None:

@@ -320,7 +320,7 @@ def test_workers_leave_the_figures_of_their_cell_every_few_seconds(tmp: Path, re
     assert raw(redis).get(CELL) == b"c1"
 
 
-@pytest.mark.parametrize(("is_shared", "kept"), [(False, b"c2"), (True, b"c1")])
+@pytest.mark.parametrize(("is_shared", "kept"), [(False, b"c2"), pytest.param(True, b"c1", marks=needs("sentinel"))])
 def test_a_cell_has_the_name_that_a_redis_elsewhere_has(is_shared: bool, kept: bytes, tmp: Path) -> None:
     port = free_port()
     with redis_server(tmp, port=port, bind="127.0.0.1") as server:

@@ -88,7 +88,6 @@ class FastLane(SlowLane):
 
     alive: bool
     waits = False  # whether all answers may raise Later
-    gathers = True  # whether a turn waits for more requests before a slow commit
     poller: Any
     wsgi: Callable[..., Any]  # for gunicorn's handler
     application: Callable[..., Any]  # for the fast lane
@@ -439,7 +438,7 @@ class FastLane(SlowLane):
         begun = time.monotonic()
         self.answer(pending)
         seconds = time.monotonic() - begun - ANSWER_SECONDS * len(pending)
-        self.answered, self.commit_seconds = len(pending), seconds if seconds > SLOW_SECONDS and self.gathers else 0.0
+        self.answered, self.commit_seconds = len(pending), seconds if seconds > SLOW_SECONDS else 0.0
 
     def answer(self, pending: Iterable[Pending]) -> None:
         """Iterate the answers, the first of which commits for all, and send each."""

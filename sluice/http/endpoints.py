@@ -37,27 +37,6 @@ class Endpoint:
     of its request, given `in_json`; methods: what answers other methods than POST, or returns None.
     """
 
-    __slots__ = (
-        "acknowledged",
-        "allowed",
-        "answer",
-        "empty",
-        "form",
-        "in_json",
-        "keeps_fields",
-        "keeps_head",
-        "kept",
-        "max_body",
-        "methods",
-        "path",
-        "read",
-        "replies",
-        "reply",
-        "stream",
-        "taken",
-        "varies",
-    )
-
     def __init__(
         self,
         path: str,

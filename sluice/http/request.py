@@ -193,17 +193,14 @@ def needs_head(environ: dict[str, Any], keep_head: bool) -> bool:
     Raises: Rejected if the head is invalid, whatever the body is.
     """
     encoding = environ.get("HTTP_CONTENT_ENCODING", "").lower()
-    is_encoded = ENCODINGS.get(encoding, False)
-    if encoding and encoding not in ENCODINGS:
-        codings = listed_codings(encoding)
-        if len(codings) > MAX_CODINGS or not ENCODINGS.keys() >= {*codings}:
-            raise Rejected(UNSUPPORTED)
-        is_encoded = any(ENCODINGS[coding] for coding in codings)
+    codings = listed_codings(encoding) if encoding else []
+    if len(codings) > MAX_CODINGS or not ENCODINGS.keys() >= {*codings}:
+        raise Rejected(UNSUPPORTED)
     return (
         is_keyed(environ)
         or keep_head
         or SENDER in environ
-        or is_encoded
+        or any(ENCODINGS[coding] for coding in codings)
         or not NEEDED.isdisjoint(environ)
         or any(environ.get(key, "").lower().startswith(value) for key, value in NEEDED_VALUES)
     )

@@ -12,10 +12,9 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from sluice.account import STATES, Sums
 from sluice.base import terminal
 from sluice.base.times import format_age
-from sluice.ledger import Cell, Observer, StreamRow, cell_complaints, cell_sums, discrepancies
+from sluice.ledger import STATES, Cell, Observer, StreamRow, Sums, cell_complaints, cell_sums, discrepancies
 from sluice.settings import SettingError, Settings
 from sluice.store import transaction_limits
 from sluice.store.cell_store import open_cell_store

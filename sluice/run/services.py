@@ -70,9 +70,12 @@ def defaults(values: Mapping[str, str]) -> str:
     return f"# Settings: docs/protocol/operator.md. After a change, run {places.SERVICES}.\n" + "".join(lines)
 
 
-def system_files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[Path, str]:
-    """The system's files for Sluice, path -> text. root: that of `places`. nginx: whether to configure it."""
-    network = not s.store.startswith("sqlite:") or not s.has_own_redis
+def system_files(s: settings.Settings, root: Path, nginx: bool = True, every: bool = False) -> dict[Path, str]:
+    """The system's files for Sluice, path -> text. root: that of `places`. nginx: whether to configure it.
+
+    every: also those that these settings do not need.
+    """
+    network = every or not s.store.startswith("sqlite:") or not s.has_own_redis
     wanted = {
         "sluice-worker@.service.d/network.conf": network or any(needs(s) for needs in registry.load_hooks("network")),
         "nginx.service.d/sluice.conf": nginx,
@@ -86,11 +89,11 @@ def system_files(s: settings.Settings, root: Path, nginx: bool = True) -> dict[P
     command = f"{root}/bin/sluice" if places.CHECKOUT else f"{sys.executable} -P -m sluice.ops"
     command = COMMAND.format(defaults=DEFAULTS, user=USER, command=command, installer=places.SERVICES)
     texts = {Path("/usr/local/bin/sluice"): command}
-    users = [] if s.has_own_redis else ["sluice-gateway.service"]  # of the network, beside the workers
+    users = [] if s.has_own_redis and not every else ["sluice-gateway.service"]  # of the network, beside the workers
     for folder in (CORE, *programs.unit_folders()):
         for path in sorted(folder.rglob("*.*")):
             name = str(path.relative_to(folder))
-            if path.is_file() and wanted.get(name, path.name != "zz-pypy.conf" or s.runtime == "pypy"):
+            if path.is_file() and wanted.get(name, path.name != "zz-pypy.conf" or s.runtime == "pypy" or every):
                 texts[system.get(name, UNITS / name)] = with_paths(path.read_text(), root)
                 if folder != CORE and DATABASE in path.read_text():
                     users.append(name)
@@ -179,8 +182,7 @@ def install_files(values: Mapping[str, str], s: settings.Settings) -> bool:
             f"include {HOME}/etc/sluice.conf in its http block, and give its user read access to /run/sluice."
         )
     new = system_files(s, ROOT, nginx=not others)
-    most = {**values, "INGEST_RUNTIME": "pypy", "INGEST_SPOOL": "redis://x:1"}
-    optional = system_files(settings.load_settings(most), ROOT)
+    optional = system_files(s, ROOT, every=True)
     changed = False
     for path in USERS, FOLDERS:
         changed |= write_changed(path, new[path], 0o644)

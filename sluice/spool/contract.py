@@ -11,6 +11,7 @@ what the last two know of the lists is a `snapshot`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import cache
 from typing import Any, NamedTuple
@@ -236,32 +237,27 @@ def open_layout(link: Any) -> None:
     Raises: RedisError; NewerKeys.
     """
     link.on_connect()
-    link.send_command("GET", LAYOUT_KEY)
-    found = link.read_response()
-    if not found:
-        link.send_command("SET", LAYOUT_KEY, LAYOUT, "NX", "GET")
-        try:
-            found = link.read_response()
-        except ResponseError:  # Redis refuses to write; the commands that follow tell the client
-            pass
-    refuse_other(link, int(found or LAYOUT))
+    if not ask_layout(link, "GET", LAYOUT_KEY):
+        with contextlib.suppress(ResponseError):  # Redis refuses to write; the commands that follow tell the client
+            ask_layout(link, "SET", LAYOUT_KEY, LAYOUT, "NX", "GET")
 
 
 def read_layout(link: Any) -> None:
     """The same for an operator, who notes nothing. Raises: RedisError; NewerKeys."""
     link.on_connect()
-    link.send_command("GET", LAYOUT_KEY)
-    refuse_other(link, int(link.read_response() or LAYOUT))
+    ask_layout(link, "GET", LAYOUT_KEY)
 
 
-def refuse_other(link: Any, layout: int) -> None:
-    """Close the connection to keys of another layout. Raises: ConnectionError, NewerKeys."""
-    if layout != LAYOUT:
+def ask_layout(link: Any, *command: Any) -> bool:
+    """Whether a layout was noted. Raises: ConnectionError, NewerKeys if it is another one; the connection is closed."""
+    link.send_command(*command)
+    layout = int(link.read_response() or 0)
+    if layout not in (0, LAYOUT):
         link.disconnect()
-    if layout > LAYOUT:
-        raise NewerKeys("Redis", layout, LAYOUT)
-    if layout < LAYOUT:
+        if layout > LAYOUT:
+            raise NewerKeys("Redis", layout, LAYOUT)
         raise ConnectionError(f"its keys have layout {layout}, and this version knows {LAYOUT}: {EARLIER}")
+    return bool(layout)
 
 
 def count_command(delta: dict[str, int]) -> tuple[Any, ...]:

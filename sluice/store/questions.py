@@ -11,7 +11,7 @@ from sluice.store.bookkeeping import PASS
 from sluice.store.expiry import RECENT_SECONDS
 from sluice.store.registry import module_of
 from sluice.store.store import Store
-from sluice.store.types import Row, bare_url
+from sluice.store.types import Row
 
 # A worker deletes the note of what it has published with its next claim, or within ten seconds, and publishes what
 # another one has left after thirty
@@ -136,6 +136,11 @@ def count_overdue(store: Store[Any], table: str, before: int) -> int:
             return 0
         rows = store.run_sql(db, f'SELECT count(*) FROM "{table}" WHERE received_at < ?', (store.stored_time(before),))
     return int(rows[0][0])
+
+
+def bare_url(address: str) -> str:
+    """The address of a destination as people know it."""
+    return address.partition("#")[0]
 
 
 def find_unpublished(store: Store[Any]) -> list[Unpublished]:

@@ -9,10 +9,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from sluice.store.types import Conflict
+from sluice.store.types import Unavailable
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTEMPTS = 6  # of a command, over about two seconds in addition to the waits for locks
+
+
+class Conflict(Unavailable):
+    """Another transaction was in the way, for now: a deadlock, a lock that did not come in time, and the like."""
 
 
 def retry_conflicts(method: F) -> F:

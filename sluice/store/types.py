@@ -79,10 +79,6 @@ class Full(Unavailable):
         self.room = room
 
 
-class Conflict(Unavailable):
-    """Another transaction was in the way, for now: a deadlock, a lock that did not come in time, and the like."""
-
-
 class NewerTables(Unavailable, NewerLayout):
     """See `NewerLayout`."""
 
@@ -144,11 +140,6 @@ class Epoch(NamedTuple):
     first: int
     last: int
     purged: int
-
-
-def bare_url(address: str) -> str:
-    """The address of a destination as people know it."""
-    return address.partition("#")[0]
 
 
 class CellFigures(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 
 from proving.harness import ROOT, ask, environment, free_port, get, poll, post, running
 from sluice import __version__
-from sluice.account import STATES
+from sluice.ledger import STATES
 from sluice.ops import __main__ as command
 from sluice.ops.__main__ import verb_parser
 from sluice.streams.built_in import STREAMS

@@ -23,7 +23,8 @@ import redis as client
 from proving import harness
 from proving.harness import PATIENCE, ROOT, Server, environment, redis_server, running
 from sluice import settings
-from sluice.account import STATES, Publisher
+from sluice.account import Publisher
+from sluice.ledger import STATES
 from sluice.ops import undrain
 from sluice.spool.inlet import Inlet
 from sluice.spool.inspector import Inspector
@@ -291,6 +292,7 @@ def test_a_body_that_is_nowhere_is_missing(tmp: Path, redis: Server) -> None:
     assert trouble == "votes: 2 bodies that were accepted are neither in Redis nor in the database."
 
 
+@needs("sentinel")
 def test_all_cells_of_a_database_are_shown_and_a_dead_one_can_be_forgotten(tmp: Path, redis: Server) -> None:
     store = f"sqlite:///{tmp}/ingest.db"
     (tmp / "c2").mkdir()

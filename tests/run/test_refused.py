@@ -9,6 +9,7 @@ import pytest
 from redis import Redis
 
 from proving.harness import ROOT, free_port, gateway, poll, post, redis_server
+from support.folders import needs
 from support.operator_verbs import sluice
 
 pytestmark = pytest.mark.contract
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.contract
 PAGE = (ROOT / "docs/OPERATING.md").read_text()
 
 
+@needs("sentinel")
 @pytest.mark.parametrize("style", ["text", "json", "json,debug"])
 def test_the_log_and_status_show_why_posts_get_503(style: str, tmp: Path) -> None:
     (section,) = re.findall(r"^## When posts get 503\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)

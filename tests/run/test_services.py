@@ -54,7 +54,7 @@ EXPOSED = 2.0  # of 10: maximum exposure in `systemd-analyze security`, which ca
 EVERY = {
     "INGEST_RUNTIME": "pypy", "INGEST_STORE": "postgresql://host/database", "INGEST_SPOOL": "rediss://u:p@host:6379"
 }  # fmt: skip
-ENVS = [{}, pytest.param(EVERY, marks=needs("postgres"))]
+ENVS = [{}, pytest.param(EVERY, marks=needs("postgres", "sentinel"))]
 
 
 def installed(tmp: Path, env: dict[str, str]) -> Path:

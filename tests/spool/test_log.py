@@ -19,6 +19,7 @@ from sluice.spool.inspector import Inspector
 from sluice.spool.outlet import Outlet
 from sluice.streams.built_in import STREAMS
 from sluice.streams.record import Limits
+from support.folders import needs
 
 pytestmark = pytest.mark.contract
 
@@ -31,7 +32,9 @@ CAUSES = {
 }
 
 
-@pytest.fixture(params=CAUSES)
+@pytest.fixture(
+    params=[pytest.param(cause, marks=needs("sentinel") if cause != "no socket" else ()) for cause in CAUSES]
+)
 def broken(request: pytest.FixtureRequest, tmp: Path) -> Iterator[tuple[str, str]]:
     """The address of a Redis that cannot be used, and what the log must say."""
     cause = CAUSES[request.param]

@@ -46,8 +46,9 @@ from sluice.contrib.destinations.far_rows import bury_rows
 from sluice.store.bisection import store_or_bury
 from sluice.store.chores import Chore
 from sluice.store.decoding import trace_of
+from sluice.store.questions import bare_url
 from sluice.store.store import Attempt, RowDestinations, Store
-from sluice.store.types import Body, Origin, Outcome, RowsRejected, Unavailable, bare_url
+from sluice.store.types import Body, Origin, Outcome, RowsRejected, Unavailable
 
 NOTES = "SELECT stream, name, address, reason FROM batches_objects ORDER BY name"
 CARRY = "INSERT INTO batches_carried (name, rows) VALUES (?, ?)"

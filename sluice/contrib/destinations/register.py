@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sluice.parsers import HOST, LOGIN, ByStream, by_stream
+from sluice.contrib.urls import HOST, LOGIN
+from sluice.parsers import ByStream, by_stream
 from sluice.registry import Contribution, Destination, Setting
 
 STORE = "store"  # the tables of the database

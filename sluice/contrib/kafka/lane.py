@@ -26,7 +26,6 @@ class KafkaLane(FastLane):
     """`worker_class` with Kafka. A client has at most one answer that is pending, because all `waits`."""
 
     waits = True
-    gathers = False  # a commit holds up its own clients only
 
     @override
     def prepare(self) -> None:
@@ -51,6 +50,10 @@ class KafkaLane(FastLane):
             time.sleep(PAUSE_SECONDS)
             answered = {item[0].fd for item in self.pending}
             super().read([(fd, events) for fd, events in self.poller.poll(0) if fd not in answered])
+
+    @override
+    def gather(self) -> None:
+        """Wait for nothing: a commit holds up its own clients only."""
 
     @override
     def hold(self, item: Pending, later: Later) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.parsers import HOST, LOGIN
+from sluice.contrib.urls import HOST, LOGIN
 from sluice.registry import Contribution, Destination, Spool
 
 QUERY = r"(?:partitions=[1-9][0-9]{0,4}|replicas=[1-9][0-9]?|properties=/[^&#\s]+|[a-z]+(?:\.[a-z]+)+=[^&#\s]*)"

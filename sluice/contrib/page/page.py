@@ -16,7 +16,6 @@ from statistics import linear_regression, median
 from typing import Any, NoReturn
 
 from sluice import settings
-from sluice.account import STATES
 from sluice.base import terminal
 from sluice.base.files import replace_file
 from sluice.base.times import iso_instant
@@ -24,7 +23,7 @@ from sluice.contrib import background
 from sluice.contrib.page.rejections import Rejections
 from sluice.contrib.rates import read_rates
 from sluice.dead_letters import HEAD_BYTES, DeadLetters, body_excerpt
-from sluice.ledger import COUNTING_SHARE, Observer, Reason, cell_sums
+from sluice.ledger import COUNTING_SHARE, STATES, Observer, Reason, cell_sums
 from sluice.routes import load_routes
 from sluice.run.up import gateway_answers
 from sluice.store.questions import DeadLetter, find_last_letters, find_last_rows

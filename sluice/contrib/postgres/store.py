@@ -47,8 +47,9 @@ from sluice.contrib.postgres.tables import (
 )
 from sluice.spool.claim import Claim
 from sluice.store.bookkeeping import PUT_RANGE
+from sluice.store.retries import Conflict
 from sluice.store.store import Store, check_layout
-from sluice.store.types import Body, Conflict, Origin, Outcome, Row, RowsRejected, Unavailable
+from sluice.store.types import Body, Origin, Outcome, Row, RowsRejected, Unavailable
 from sluice.streams.record import Limits
 from sluice.streams.unique import Rule
 

@@ -14,14 +14,21 @@ from urllib.parse import urlsplit
 
 from redis.exceptions import ConnectionError
 
-from sluice.base.connect import CONNECT_SECONDS, connection, exchange
+from sluice.base.connect import connection, exchange
+from sluice.contrib.sentinel.connections import CONNECT_SECONDS, parse_login
 
 ASK_SECONDS = 0.2  # between two questions to a Sentinel: a failover takes about two seconds longer than this
 
 
+def connect_master(address: str, timeout: float) -> tuple[Any, dict[str, Any]]:
+    """The class of the connections to the master that the Sentinels of an address name, and their arguments."""
+    kind, arguments = parse_login(address, timeout)
+    return following(kind, address), arguments
+
+
 @functools.cache
 def following(kind: type[Any], address: str) -> type[Any]:
-    """The class of the connections to the master that the Sentinels of an address name. kind: of those to a host."""
+    """kind: of the connections to a host."""
     return type(f"Following{kind.__name__}", (Following, kind), {"address": address})
 
 

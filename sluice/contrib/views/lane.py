@@ -26,7 +26,9 @@ UNSENT_BYTES = 24 << 20
 class ReaderLane(FastLane):
     """`worker_class` of the reader."""
 
-    gathers = False  # nothing is committed
+    @override
+    def gather(self) -> None:
+        """Wait for nothing: nothing is committed."""
 
     @override
     def prepare(self) -> None:

@@ -26,6 +26,7 @@ from proving import harness
 from proving.harness import PATIENCE, ROOT, environment, free_port, gateway, get, installation, poll, post, running
 from proving.replicated import NAME, PASSWORD, Replicated, replicated
 from sluice.base import connect
+from sluice.contrib.sentinel.connections import VANISHED_MS
 from sluice.spool.contract import Keys
 from sluice.spool.inlet import Inlet
 from support.posting_clients import Clients
@@ -234,7 +235,7 @@ def test_the_certificate_of_redis_is_checked(tmp: Path, remote: str, case: str) 
 def test_a_redis_whose_machine_has_vanished_ends_its_connection(remote: str) -> None:
     link = connect.connection(remote, 3)
     link.connect()
-    assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connect.VANISHED_MS
+    assert link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == VANISHED_MS
     link.disconnect()
 
 
