@@ -32,14 +32,15 @@ ERRORS_SECONDS = 15  # for which Redis keeps the errors of a worker that ends
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
+@dataclass(eq=False)
 class Request:
     """The next claim, once the reply to its request is read. read: reads it, once. is_there: whether it has come."""
 
-    def __init__(self, read: Callable[[], Claim | None], is_there: Callable[[], bool] = lambda: False) -> None:
-        self.read, self.is_there = read, is_there
-        self.lock = threading.Lock()
-        self.due = True
-        self.claim: Claim | None = None
+    read: Callable[[], Claim | None]
+    is_there: Callable[[], bool] = lambda: False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    due: bool = True
+    claim: Claim | None = None
 
     def __call__(self, wait: bool = True) -> Claim | None:
         """The claim. wait: for its reply; another thread does not, and gets None until then. Raises: RedisError."""

@@ -23,14 +23,6 @@ from sluice.streams.record import Record, Reject
 Bodies = Sequence[Body]
 
 
-def store_or_bury(insert: Callable[[Bodies], Outcome], bodies: Bodies) -> Outcome:
-    """Insert bodies, and bury what is rejected. insert: see `Bisection`."""
-    try:
-        return insert(bodies)
-    except RowsRejected:
-        return Bisection(insert).store_bodies(bodies)
-
-
 class Bisection:
     """insert: stores the records of bodies and buries their rejects, all or nothing. Raises: RowsRejected."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,11 @@ from sluice.registry import Database
 from sluice.spool.claim import Claim
 from sluice.spool.errors import EARLIER
 from sluice.store import transaction_limits
-from sluice.store.bisection import store_or_bury
+from sluice.store.bisection import Bisection
 from sluice.store.bookkeeping import FOLDED, HAS_LETTERS, KEYS, PUT_FOLDED, Bookkeeping, Db
 from sluice.store.keys import Keys
 from sluice.store.tables import BURY, LAYOUT, escape_reason
-from sluice.store.types import Body, NewerTables, Origin, Outcome, Unavailable
+from sluice.store.types import Body, NewerTables, Origin, Outcome, RowsRejected, Unavailable
 from sluice.streams.message import KEPT, NOBODY, sender_of
 from sluice.streams.record import Limits
 from sluice.streams.registry import Stream
@@ -30,17 +31,19 @@ DEFAULT_LIMITS = Limits()
 MICROSECOND = 1_000
 
 
+@dataclass(eq=False)
 class Attempt:
     """A transaction that stores rows. db: the connection."""
 
-    db: Any
-
-    def __init__(self, store: Store[Any]) -> None:
-        self.store = store
+    store: Store[Any]
+    db: Any = None
 
     def store_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store the records of bodies, and bury rejects and what is rejected."""
-        return store_or_bury(partial(self.insert_bodies, stream, origin), bodies)
+        try:
+            return self.insert_bodies(stream, origin, bodies)
+        except RowsRejected:
+            return Bisection(partial(self.insert_bodies, stream, origin)).store_bodies(bodies)
 
     def insert_bodies(self, stream: str, origin: Origin, bodies: Sequence[Body]) -> Outcome:
         """Store the records of bodies and bury their rejects. Raises: RowsRejected, with nothing done."""

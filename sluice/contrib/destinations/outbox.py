@@ -43,7 +43,7 @@ from sluice.contrib.destinations.destination import (
     Unwritable,
 )
 from sluice.contrib.destinations.far_rows import bury_rows
-from sluice.store.bisection import store_or_bury
+from sluice.store.bisection import Bisection
 from sluice.store.chores import Chore
 from sluice.store.decoding import trace_of
 from sluice.store.questions import bare_url
@@ -309,7 +309,11 @@ class Storing(Attempt):
             return super().store_bodies(stream, origin, bodies)
         outcome = Outcome(0, 0)
         for group in split_bodies(bodies, GROUP_RECORDS):
-            outcome = outcome.plus(store_or_bury(partial(self.send_bodies, stream, origin), group))
+            try:
+                sent = self.send_bodies(stream, origin, group)
+            except RowsRejected:
+                sent = Bisection(partial(self.send_bodies, stream, origin)).store_bodies(group)
+            outcome = outcome.plus(sent)
         return outcome
 
     def is_sent_only(self, stream: str, origin: Origin) -> bool:

@@ -26,15 +26,15 @@ Identity = tuple["tuple[int, int] | None", ...]  # device and inode of the datab
 
 def identity(path: str) -> Identity:
     """Of the file and of its log: device and inode, or None if there is none."""
-    return file_id(path), file_id(f"{path}-wal")
-
-
-def file_id(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino
+    found: list[tuple[int, int] | None] = []
+    for name in path, f"{path}-wal":
+        try:
+            status = os.stat(name)
+        except FileNotFoundError:
+            found.append(None)
+        else:
+            found.append((status.st_dev, status.st_ino))
+    return tuple(found)
 
 
 def require_file(path: str) -> None:
