@@ -121,7 +121,6 @@ class Worker:
         """
         self.outlet = outlet
         self.publisher = publisher
-        self.streams = streams
         self.limits = limits
         self.store: Store[Any] | None = None
         self.states = [StreamState(stream, outlet) for stream in streams.values()]

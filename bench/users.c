@@ -54,6 +54,8 @@ struct user {
     enum state state;
     int fd, status, closing, listed;
     const struct request *request;
+    size_t put;     /* bytes of the request so far; a large one does not fit into the socket's buffer at once */
+    int blocked;    /* it waits for room there */
     size_t have;    /* bytes of the head so far */
     size_t missing; /* bytes of the body, once there is a status */
     uint64_t since; /* microseconds; start of the connect, or when the request was due */
@@ -123,14 +125,28 @@ static void disconnect(struct user *u) {
     else if (u->state != DISCONNECTED) connected--;
     if (u->state == WAITING) waiting--;
     if (u->fd >= 0) close(u->fd);
-    u->fd = -1, u->state = DISCONNECTED;
+    u->fd = -1, u->blocked = 0, u->state = DISCONNECTED;
+}
+
+/* Send what is left of the request, as far as the socket takes it. */
+static void put(struct user *u) {
+    ssize_t size = send(u->fd, u->request->data + u->put, u->request->size - u->put, 0);
+    if (size < 0 && errno != EAGAIN) {
+        fail(&failed_reset, u->since), disconnect(u);
+        return;
+    }
+    if (size > 0) u->put += size;
+    int blocked = u->put < u->request->size;
+    if (blocked == u->blocked) return;
+    struct epoll_event event = {.events = EPOLLIN | (blocked ? EPOLLOUT : 0), .data.ptr = u};
+    epoll_ctl(poller, EPOLL_CTL_MOD, u->fd, &event);
+    u->blocked = blocked;
 }
 
 static void send_next(struct user *u, uint64_t since) {
     u->request = &requests[sent++ % requests_count];
-    u->have = u->status = u->closing = 0, u->since = since, u->state = WAITING, waiting++;
-    if (send(u->fd, u->request->data, u->request->size, 0) != (ssize_t)u->request->size)
-        fail(&failed_reset, since), disconnect(u);
+    u->put = u->have = u->status = u->closing = 0, u->since = since, u->state = WAITING, waiting++;
+    put(u);
 }
 
 static void ready(struct user *u) {
@@ -258,7 +274,7 @@ static void receive(struct user *u) {
         fail(&failed_status[u->status], u->since);
     }
     u->state = IDLE;
-    if (u->closing) disconnect(u);
+    if (u->closing || u->blocked) disconnect(u); /* blocked: answered before it was sent */
     else ready(u);
 }
 
@@ -288,7 +304,8 @@ static void turn(void) {
             if (error || events[n].events & (EPOLLERR | EPOLLHUP)) failed_connect++, disconnect(u);
             else if (events[n].events & EPOLLOUT) connected_now(u);
         } else if (u->state != DISCONNECTED) {
-            receive(u);
+            if (u->blocked && events[n].events & EPOLLOUT) put(u);
+            if (u->state != DISCONNECTED && events[n].events & ~EPOLLOUT) receive(u);
         }
     }
     if (total) send_due();

@@ -222,6 +222,7 @@ class Observer:
             row["decoder"] = name in self.streams
             rows[name] = row
         trouble += discrepancies(rows)
+        trouble += [snapshot.warning for snapshot in snapshots.values() if snapshot.warning]
         self.hindrances(rows, processes, trouble)
         for name, row in rows.items():
             rule = self.streams[name].rule if name in self.streams else None

@@ -37,18 +37,14 @@ class Entry:
     target: str
     extra: str = ""
 
-    def load(self) -> Any:
-        """Raises: NotInstalled."""
+    def load(self, part: str = "") -> Any:
+        """What target names; of a package, a part: "module" or "module:attribute". Raises: NotInstalled."""
         try:
-            return load_target(self.target)
+            return load_target(f"{self.target}.{part}" if part else self.target)
         except ImportError as error:
-            raise self.import_failure(error) from error
-
-    def import_failure(self, error: ImportError) -> Exception:
-        """The exception for a failed import: NotInstalled, if a library is missing that the extra installs."""
-        if not self.extra or (error.name or "").partition(".")[0] == "sluice":
-            return error
-        return NotInstalled(f"needs {error.name}: {installing(self.extra)} installs it.")
+            if not self.extra or (error.name or "").partition(".")[0] == "sluice":
+                raise
+            raise NotInstalled(f"needs {error.name}: {installing(self.extra)} installs it.") from error
 
 
 class Setting(NamedTuple):

@@ -21,6 +21,7 @@ from sluice.contrib.formats.prometheus import messages as prometheus
 
 PROTOBUF, JSON = b"Content-Type: application/x-protobuf", b"Content-Type: application/json"
 SNAPPY = PROTOBUF + b"\r\nContent-Encoding: snappy"
+MANY = 10**9  # senders: each body is from another one
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nX-Real-IP: 127.0.0.1\r\nContent-Length: %d\r\nUser-Agent: bench\r\n%s"
 
 
@@ -77,11 +78,13 @@ def metric(number: int, n: int, points: int) -> dict[str, Any]:
     return {"name": f"http.server.figure.{number}", "unit": "By", "description": "Of all requests.", **kind}
 
 
-def otlp_metrics(resources: int, metrics: int, points: int) -> Callable[[int], bytes]:
+def otlp_metrics(resources: int, metrics: int, points: int, senders: int = MANY) -> Callable[[int], bytes]:
+    """senders: they take turns, and each sends the same series again."""
+
     def make(n: int) -> bytes:
         sent: list[Any] = [
             {
-                "resource": resource(n * resources + each),
+                "resource": resource(n % senders * resources + each),
                 "scope_metrics": [{"scope": SCOPE, "metrics": [metric(m, n, points) for m in range(metrics)]}],
             }
             for each in range(resources)
@@ -171,8 +174,11 @@ def loop_spans(body: bytes) -> list[Any]:
     return rows
 
 
-def remote_write(samples: int) -> Callable[[int], bytes]:
-    """A request of Prometheus (version 1.0): one sample a series, with the labels of node_exporter in Kubernetes."""
+def remote_write(samples: int, senders: int = MANY) -> Callable[[int], bytes]:
+    """A request of Prometheus (version 1.0): one sample a series, with the labels of node_exporter in Kubernetes.
+
+    senders: as for `otlp_metrics`.
+    """
 
     def make(n: int) -> bytes:
         stamp = at(n) * 1000 + n % 300
@@ -182,8 +188,9 @@ def remote_write(samples: int) -> Callable[[int], bytes]:
                     {"name": name, "value": value}
                     for name, value in (
                         ("__name__", f"node_cpu_seconds_{each % 200}"), ("cluster", "a"), ("cpu", str(each % 64)),
-                        ("instance", f"10.0.{n % 250}.7:9100"), ("job", "node"), ("mode", "idle"), ("namespace", "x"),
-                        ("pod", f"node-exporter-{n % 500}"),
+                        ("instance", f"10.0.{n % senders % 250}.7:9100"), ("job", "node"), ("mode", "idle"),
+                        ("namespace", "x"),
+                        ("pod", f"node-exporter-{n % senders % 500}"),
                     )
                 ],
                 "samples": [{"value": each * 1.25, "timestamp": stamp}],

@@ -1,5 +1,5 @@
-"""Connections to Redis. None of them repeats a command by itself: a push whose reply
-was lost may have been executed, and a second one would add the bodies again.
+"""Connections to Redis. None of them repeats a command by itself: a push whose reply was lost may have been executed,
+and a second one would add the bodies again.
 
 address: the path of a Unix socket, or a URL of a contribution. timeout: seconds to wait for one reply.
 """

@@ -6,10 +6,12 @@ to the internet unless a setting opens it, and is not answered at names of stran
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from sluice import registry, settings
@@ -135,15 +137,18 @@ def supervisor_configuration(s: settings.Settings) -> str:
 
 def write_secrets(s: settings.Settings) -> None:
     """Write what nginx reads of the files of secrets, before it reads its configuration again. Raises: SettingError."""
-    for name, text in nginx_secrets(s).items():
-        replace_file(s.home / "etc" / name, text)
+    write_files(s.home / "etc", nginx_secrets(s))
 
 
-def is_text(path: Path, text: str) -> bool:
-    try:
-        return read_file(path) == text
-    except OSError:
-        return False
+def write_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the files that have other texts: so a second bin/provision services changes nothing."""
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError):
+            if read_file(path) == text:
+                continue
+        replace_file(path, text)
 
 
 def write_configuration(s: settings.Settings, files: int = 0) -> None:
@@ -169,8 +174,4 @@ def write_configuration(s: settings.Settings, files: int = 0) -> None:
     else:  # without this file, systemd starts no Redis
         (s.home / "etc/redis.conf").unlink(missing_ok=True)
     keep_for_verbs(s)
-    for name, text in (nginx_configuration(s, files) | texts).items():
-        path = s.home / "etc" / name
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        if not is_text(path, text):  # so a second bin/provision services changes nothing
-            replace_file(path, text)
+    write_files(s.home / "etc", nginx_configuration(s, files) | texts)

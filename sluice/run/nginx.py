@@ -30,7 +30,6 @@ from pathlib import Path
 from sluice import registry
 from sluice.http.request import CREDENTIALS, PASSED
 from sluice.http.routes import Route, pattern, varies
-from sluice.parsers import PRIVATE
 from sluice.places import ROOT
 from sluice.routes import ROUTES, load_routes
 from sluice.settings import SettingError, Settings
@@ -106,7 +105,6 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
     """The core's files in includes/, by name. added: see `contributed`."""
     added = added or {}
     options = f"{added.get('listen', '')} backlog=65535 reuseport"
-    networks = [allow_lines(s.allow[:5]), allow_lines(s.allow[5:])] if s.allow == PRIVATE else [allow_lines(s.allow)]
     servers = (f"server {quoted_path(f'unix:{path}')} max_fails=0;\n" for path in s.gateway_sockets)
     return {
         "gateway.conf": GATEWAY + "".join(servers),
@@ -115,7 +113,7 @@ def includes(s: Settings, has_ipv6: bool = True, added: Mapping[str, str] | None
             port=s.port, options=options, ipv6="" if has_ipv6 else "# without IPv6: ",
             requests=STREAMS if "http2" in options else KEEPALIVE_REQUESTS,
         ),
-        "access.conf": ACCESS.format(networks="\n".join(networks)),
+        "access.conf": ACCESS.format(networks=allow_lines(s.allow)),
         "host.conf": HOST + f"{HOST_CHECK}\n" * ("credentials" not in added) + f"{PROXY_CHECK}\n",
         "log.conf": LOG.format(more=f"    '{added['log']}'\n" if "log" in added else ""),
         "fields.conf": "".join(passed_fields(added.get("sender", '""'))),

@@ -20,10 +20,7 @@ def open_spool(side: str, spool: str, figures: str, **options: Any) -> Any:
     if entry is None or entry.is_redis:
         return registry.load_target(f"{__package__}.{side}")(spool, **options)
     try:
-        known = registry.load_target(f"{entry.target}.{side}")
-    except ImportError as error:
-        lacks = entry.import_failure(error)
-        if isinstance(lacks, registry.NotInstalled):
-            lacks = registry.NotInstalled(f"INGEST_SPOOL={spool.partition('://')[0]}://… {lacks}")
-        raise lacks from error
+        known = entry.load(side)
+    except registry.NotInstalled as error:
+        raise registry.NotInstalled(f"INGEST_SPOOL={spool.partition('://')[0]}://… {error}") from error
     return known(spool, figures, **options)

@@ -14,14 +14,14 @@ A key is kept whether its body is stored or dead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from sluice.store import transaction_limits
 from sluice.store.bookkeeping import KEYS, Bookkeeping
 from sluice.store.types import Body
-from sluice.streams.record import Limits, Record
+from sluice.streams.record import Limits
 from sluice.streams.unique import Rule, record_key, sent_by
 
 COUNT_DUPLICATES = """
@@ -44,7 +44,7 @@ class Keys:
         """
         bodies = self.without_duplicates(rule, bodies, limits)
         if rule.recent is not None and bodies:
-            bodies = self.without_recent(rule.recent, bodies)
+            bodies = rule.recent(self, bodies)
         return self.with_new_records(rule, bodies)
 
     def without_duplicates(self, rule: Rule, bodies: Sequence[Body], limits: Limits) -> Sequence[Body]:
@@ -66,31 +66,6 @@ class Keys:
                 seen.add(key)
         self.duplicates += len(bodies) - len(new)
         return new
-
-    def without_recent(
-        self, recent_keys: Callable[[bytes, Sequence[Record], int], list[bytes]], bodies: Sequence[Body]
-    ) -> Sequence[Body]:
-        """The bodies whose content did not come shortly before.
-
-        A body that is stored takes the keys of all steps of the time in which its content counts. One that comes asks
-        for the key of its own step, and takes none if it is there: what is repeated for ever is stored once in each
-        such time.
-        """
-        keys = [recent_keys(body.item, body.records, body.received) for body in bodies]
-        if not any(keys):
-            return bodies
-        owners = self.find_owners(sorted({of_body[0] for of_body in keys if of_body}))
-        seen = {key for key, batch in owners.items() if batch != self.batch}
-        new, asked = list[tuple[Body, bytes]](), dict[bytes, None]()
-        for body, of_body in zip(bodies, keys):
-            if not of_body or of_body[0] not in seen:
-                new.append((body, of_body[0] if of_body else b""))
-                seen.update(of_body)
-                asked |= dict.fromkeys(of_body)
-        others = self.take_keys([sorted(asked)], bodies[-1].received)  # of a worker that was faster
-        left = [body for body, key in new if key not in others]
-        self.duplicates += len(bodies) - len(left)
-        return left
 
     def with_new_records(self, rule: Rule, bodies: Sequence[Body]) -> Sequence[Body]:
         """The bodies with those of their records whose keys are new. Bodies of which nothing is left are duplicates."""

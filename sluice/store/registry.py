@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -26,9 +25,10 @@ def database_of(url: str) -> Database:
 def module_of(database: Database, name: str) -> ModuleType:
     """A module of the database's package. Raises: Unavailable, if its driver is not installed."""
     try:
-        return import_module(f"{database.target}.{name}")
-    except ImportError as error:
-        raise Unavailable(database.import_failure(error)) from error
+        found: ModuleType = database.load(name)
+        return found
+    except (ImportError, registry.NotInstalled) as error:
+        raise Unavailable(error) from error
 
 
 def check_store(url: str) -> None:

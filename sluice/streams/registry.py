@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sluice.settings import BATCH, Settings
 from sluice.streams.decoder import JsonDecoder
@@ -35,7 +35,7 @@ class Stream(NamedTuple):
     content: bool = False
     unique: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
-    recent: Callable[[bytes, Sequence[Record], int], list[bytes]] | None = None
+    recent: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None
     rule: Rule | None = None
     typed: bool = False
     decoder: JsonDecoder | None = None

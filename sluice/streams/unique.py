@@ -59,16 +59,15 @@ class Rule(NamedTuple):
     seconds: that a key is kept. content: a body without a key is its own, also if its records have keys: so a change of
     the rule makes nothing new of what is younger than it. fields: of a record: two records with the same values are
     one; (): all fields; None: records have no keys. key: makes the key of a body of its records, b"" for none;
-    then neither its content nor what its sender gave is one. recent: makes, of an item, its records and the time of its
-    arrival (microseconds since 1970), a key of the body for each step of the time in which its content counts, that of
-    its arrival first; none if it does not count. None: no content does.
+    then neither its content nor what its sender gave is one. recent: leaves out of bodies those that came shortly
+    before, given the `store.keys.Keys` of their transaction, in which it counts them; None: none did.
     """
 
     seconds: int
     content: bool = False
     fields: tuple[str, ...] | None = None
     key: Callable[[Sequence[Record]], bytes] | None = None
-    recent: Callable[[bytes, Sequence[Record], int], list[bytes]] | None = None
+    recent: Callable[[Any, Sequence[Any]], Sequence[Any]] | None = None
 
     def body_keys(self, bodies: Sequence[Any], limits: Limits) -> list[bytes | None]:
         """`body_key` of each of these, which have item, records and rejects."""

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from proving.harness import ROOT, ask, environment, free_port, get, poll, post, running
-from sluice import __version__
-from sluice.ledger import STATES
+from sluice import __version__, settings
+from sluice.ledger import STATES, Observer
 from sluice.ops import __main__ as command
 from sluice.ops.__main__ import verb_parser
+from sluice.spool.snapshot import Snapshot
 from sluice.streams.built_in import STREAMS
 from support.folders import has, needs
 from support.operator_verbs import sluice
@@ -187,3 +188,9 @@ def test_the_package_takes_stores_and_shows_a_post_and_reloads(package: Path, tm
         assert (reloaded.returncode, reloaded.stderr) == (0, "")
         again = sluice([package / "bin/sluice", "up"])
         assert again.stderr.startswith("sluice: sluice up already runs")
+
+
+def test_status_names_what_endangers_the_bodies_of_a_stream(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Kafka does, if a topic has a retention: it may delete what is not stored."""
+    monkeypatch.setattr(Observer, "snapshots", lambda _: {"votes": Snapshot(0, 0, warning="mend the topic")})
+    assert "mend the topic" in Observer(settings.load_settings(environment(tmp))).ledger()["trouble"]

@@ -26,6 +26,8 @@ import msgspec
 
 from sluice.contrib.hooks.fields import is_kept, without_secrets
 from sluice.http.request import FORM, idempotency_key
+from sluice.store.keys import Keys
+from sluice.store.types import Body
 from sluice.streams import body as bodies
 from sluice.streams.decoder import one_line
 from sluice.streams.encoding import inflate_body
@@ -337,9 +339,9 @@ def key_of(records: Sequence[Any]) -> bytes:
 
 
 def recent_keys(item: bytes, records: Sequence[Any], received: int) -> list[bytes]:
-    """The keys of a body whose hook's line says `by content within`; the gateway has noted it. See `Rule.recent`.
+    """The keys of a body whose hook's line says `by content within`; the gateway has noted it.
 
-    One with the same content, sender and hook, that comes within these seconds, is not stored again.
+    There is one for each step of these seconds, that of its arrival first. received: microseconds since 1970.
     """
     at = item.find(WITHIN, 0, item.find(b"\r\n\r\n") + 2)
     if at < 0 or not records:
@@ -356,4 +358,27 @@ def recent_keys(item: bytes, records: Sequence[Any], received: int) -> list[byte
     ]
 
 
-HOOKS = Stream("hooks", Hook, decode, key=key_of, recent=recent_keys)
+def without_recent(keys: Keys, claimed: Sequence[Body]) -> Sequence[Body]:
+    """The bodies whose content did not come shortly before, of the same sender to the same hook.
+
+    A body that is stored takes the keys of all steps of the time in which its content counts. One that comes asks for
+    the key of its own step, and takes none if it is there: what is repeated for ever is stored once in each such time.
+    """
+    of_bodies = [recent_keys(body.item, body.records, body.received) for body in claimed]
+    if not any(of_bodies):
+        return claimed
+    owners = keys.find_owners(sorted({of_body[0] for of_body in of_bodies if of_body}))
+    seen = {key for key, batch in owners.items() if batch != keys.batch}
+    new, asked = list[tuple[Body, bytes]](), dict[bytes, None]()
+    for body, of_body in zip(claimed, of_bodies):
+        if not of_body or of_body[0] not in seen:
+            new.append((body, of_body[0] if of_body else b""))
+            seen.update(of_body)
+            asked |= dict.fromkeys(of_body)
+    others = keys.take_keys([sorted(asked)], claimed[-1].received)  # of a worker that was faster
+    left = [body for body, key in new if key not in others]
+    keys.duplicates += len(claimed) - len(left)
+    return left
+
+
+HOOKS = Stream("hooks", Hook, decode, key=key_of, recent=without_recent)

@@ -44,6 +44,7 @@ from sluice.store.types import Body, Outcome, Unavailable
 from sluice.streams.built_in import STREAMS
 from sluice.streams.custom import stream
 from sluice.streams.record import Gps, Record, Vote
+from support.folders import needs
 from support.sender_configs import samples
 from support.store_contract import NOON, body_with, claim, decoded, today, votes
 
@@ -174,6 +175,7 @@ def test_the_streams_have_no_tables_in_the_database(store: Store, url: str, tmp:
     assert told(store, f"SELECT name FROM {catalogue} AS t WHERE name IN ('votes', 'gps', 'metrics', 'logs')") == []
 
 
+@needs("formats")
 def test_metrics_keep_nanoseconds_tags_and_exact_numbers(store: Store, tmp: Path) -> None:
     lines = (
         b'm,a=b,c=d on=t,n=3i,big=9007199254740993i,u=18446744073709551615u,f=0.1,s="x" 1700000000123456789\nm old=1'

@@ -18,7 +18,10 @@ from sluice.store.registry import open_store
 from sluice.store.store import Store
 from sluice.store.types import Outcome
 from sluice.streams.built_in import STREAMS
+from support.folders import needs
 from support.store_contract import claim, decoded
+
+pytestmark = needs("formats")  # its bodies are line protocol
 
 
 @pytest.fixture

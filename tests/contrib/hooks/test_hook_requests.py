@@ -20,6 +20,7 @@ from sluice.http.replies import Rejected, not_allowed
 from sluice.http.request import BODY_ONLY
 from sluice.routes import ROUTES
 from sluice.streams.record import Limits
+from support.folders import needs
 
 Ask = Callable[[Sent], "bytes | Rejected"]
 
@@ -52,7 +53,14 @@ def row_of(sent: Sent, endpoint: Endpoint) -> Hook:
     return row
 
 
-@pytest.mark.parametrize("sent", SENDERS, ids=lambda sent: sent.sender)
+MULTIPART = [sent for sent in SENDERS if "multipart/form-data" in str(sent)]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [pytest.param(sent, marks=needs("formats")) if sent in MULTIPART else sent for sent in SENDERS],
+    ids=lambda sent: sent.sender,
+)
 def test_a_request_becomes_its_row_or_gets_its_answer(sent: Sent) -> None:
     endpoint = endpoint_of()
     if sent.row is None:

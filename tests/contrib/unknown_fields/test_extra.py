@@ -43,7 +43,6 @@ BODIES: list[tuple[str, bytes, list[dict[str, Any] | None]]] = [
     ("votes", b'{"poll":"p","choice":"c","voter":null,"ip":null}', [None]),
     ("votes", b'{"poll":"p","choice":"c","why":"\xc3\xa4","n":{"a":[1,null]}}', [{"why": "ä", "n": {"a": [1, None]}}]),
     ("votes", b'[{"poll":"p","choice":"c","a":1},{"poll":"p","choice":"c"}]', [{"a": 1}, None]),
-    ("votes", b'{"poll":"p","choice":"c","a":1}\n{"poll":"p","choice":"c","voter":5,"b":2}', [{"a": 1}, {"b": 2}]),
     ("votes", b"poll=p&choice=c&why=because&empty=", [{"why": "because"}]),
     ("votes", b"poll=p&choice=a&choice=b&x=1", [{"x": "1"}, {"x": "1"}]),
     ("votes", b'{"poll":"p","choice":"c","time":%d,"ts":5}' % AT, [{"ts": 5}]),
@@ -58,6 +57,7 @@ BODIES: list[tuple[str, bytes, list[dict[str, Any] | None]]] = [
     ("readings", b'{"station":"Brest","unit":"m"}', [{"unit": "m"}]),
 ]  # fmt: skip
 OF_FORMATS: list[tuple[str, bytes, list[dict[str, Any] | None]]] = [
+    ("votes", b'{"poll":"p","choice":"c","a":1}\n{"poll":"p","choice":"c","voter":5,"b":2}', [{"a": 1}, {"b": 2}]),
     ("gps", b'{"id":"x","device":"a","latitude":1,"lon":2,"accuracy":null}', [{"id": "x"}]),
     ("gps", b'{"_type":"location","tid":"a","lat":1,"lon":2,"conn":"w"}', [None]),
     ("gps", b"device=a&lat=1&lon=2&sat=9", [{"sat": "9"}]),
