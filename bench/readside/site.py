@@ -17,7 +17,7 @@ from proving import harness
 from rig.stand import UNBOUNDED
 from sluice import settings
 from sluice.contrib import views
-from sluice.contrib.views import contract
+from sluice.contrib.views import contract, parts
 from sluice.run import configure
 from sluice.settings import SCRATCH_SOCKET
 from sluice.spool.inlet import Inlet
@@ -57,7 +57,7 @@ class Site:
         sockets = self.settings.reader_sockets
         command = [rig.OURS[runtime], "-m", "gunicorn", "-c", rig.ROOT / "gunicorn.conf.py", "--workers", 1]
         command += [*itertools.chain(*(("--bind", f"unix:{path}") for path in sockets))]
-        command += ["sluice.contrib.views.serve:app"]
+        command += ["-k", parts.LANE, "sluice.contrib.views.serve:app"]
         return self.stand.run(self.home, command, self.env, sockets[0], "reader")
 
     def gateway(self, runtime: str) -> harness.Server:

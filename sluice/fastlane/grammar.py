@@ -181,7 +181,7 @@ class Grammar:
                 return None
         if template.is_repeated:
             if without:
-                remember_head(heads, without, parsed)
+                remember_head(heads, without, parsed, True)
             if is_get or not without:  # a key comes once
                 remember_head(heads, head, parsed)
         return parsed
@@ -246,7 +246,7 @@ class Grammar:
         environ["PATH_INFO"] = target.decode()
         environ["QUERY_STRING"] = query.decode() if query else ""
         environ["RAW_URI"] = line[len(method) + 1 : -9].decode()
-        if method == b"POST" and (plain := self.plainness(environ, query is not None)):
+        if plain := self.plainness(environ, query is not None):
             environ["fastlane.plain"] = plain
         return environ, max(0, length), keep_alive
 
@@ -296,11 +296,11 @@ def get_shape(lines: list[bytes]) -> bytes:
     return b"\n".join(shape)
 
 
-def remember_head(heads: Heads, key: bytes, parsed: ParsedHead) -> ParsedHead:
-    """Keep a head that comes for the second time, with an environ of its own. Returns: parsed."""
+def remember_head(heads: Heads, key: bytes, parsed: ParsedHead, again: bool = False) -> ParsedHead:
+    """Keep a head that comes for the second time, or again, with an environ of its own. Returns: parsed."""
     if len(key) <= MAX_CACHED_BYTES:
         environ, length, keep_alive = parsed
-        keep_head(heads, key, (environ.copy(), length, keep_alive) if key in heads else None)
+        keep_head(heads, key, (environ.copy(), length, keep_alive) if again or key in heads else None)
     return parsed
 
 

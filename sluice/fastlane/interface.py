@@ -33,7 +33,7 @@ class Options(NamedTuple):
         what decides how a request is served (Host, Connection, Content-Encoding). None: all. A field that is not here
         costs least.
     rejected: called with status, detail and the first bytes of a request that gunicorn itself rejects, or that failed.
-    plainness: asked once for all POSTs with the same path, fields, type and encoding of content, and with a query or
+    plainness: asked once for all requests with the same path, fields, type and encoding of content, and with a query or
         without one. environ["fastlane.plain"] is what it returns, unless that is false.
     """
 

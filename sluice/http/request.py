@@ -104,11 +104,13 @@ def environ_name(name: str) -> str:
     return name if name == "CONTENT_TYPE" else f"HTTP_{name}"
 
 
-# Bodies that only their head explains: fields of the environ, and the beginnings of their values
+# Whose bodies only their head explains: fields of the environ, and the beginnings of their values
 OPENED = [
     (environ_name(name), value.lower())
-    for name, _, value in (key.partition(": ") for key in (*KEYED[1:], *registry.declared_entries("openers")))
+    for name, _, value in (key.partition(": ") for key in registry.declared_entries("openers"))
 ]
+NEEDED = {environ_name(name) for name in KEYED[1:]} | {name for name, value in OPENED if not value}
+NEEDED_VALUES = [(name, value) for name, value in OPENED if value]
 
 
 def read_item(environ: dict[str, Any], endpoint: Reading) -> bytes:
@@ -199,7 +201,8 @@ def needs_head(environ: dict[str, Any], keep_head: bool) -> bool:
         or keep_head
         or SENDER in environ
         or any(ENCODINGS[coding] for coding in codings)
-        or any(environ[name].lower().startswith(value) for name, value in OPENED if name in environ)
+        or not NEEDED.isdisjoint(environ)
+        or any(environ.get(key, "").lower().startswith(value) for key, value in NEEDED_VALUES)
     )
 
 

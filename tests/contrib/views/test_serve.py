@@ -22,7 +22,7 @@ from contrib_support.views_site import site as installation
 from proving import harness
 from proving.harness import Server, connect, get, poll, post
 from proving.harness import request as send
-from sluice.contrib.views import contract
+from sluice.contrib.views import contract, parts
 from sluice.contrib.views.kinds.latest import ORDER_BYTES
 from sluice.streams.record import Gps, Metric, Vote
 from support.runtimes import GUNICORN, SERVERS, is_problem, simple_server
@@ -79,7 +79,8 @@ class Reader:
 def reader(site: Site, name: str, runtime: str = "cpython") -> Iterator[Reader]:
     if name in GUNICORN:
         args = ("--threads", 4) if name == "gthread" else ()
-        with harness.reader(site.tmp, runtime, GUNICORN[name], site.env, args) as server:
+        worker = parts.LANE if name == LANE else GUNICORN[name]
+        with harness.reader(site.tmp, runtime, worker, site.env, args) as server:
             yield Reader(name, server.socket, server, site)
     else:
         with simple_server("sluice.contrib.views.serve", name, runtime, site.tmp, site.env) as server:
