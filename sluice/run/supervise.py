@@ -1,5 +1,5 @@
-"""supervisord with six changes: it restarts at once, follows upgrades, stops at SIGHUP, stops what is being started,
-names each line, and waits for no reader of its output.
+"""supervisord with seven changes: it restarts at once, follows upgrades, stops at SIGHUP, stops what is being started,
+repeats a SIGQUIT, names each line, and waits for no reader of its output.
 """
 
 from __future__ import annotations
@@ -58,7 +58,15 @@ class Options(ServerOptions):
         )
 
     def waitpid(self) -> tuple[int | None, int | None]:
-        """The next child that has ended, or None. After an upgrade (gunicorn's USR2), its successor takes its place."""
+        """The next child that has ended, or None. After an upgrade (gunicorn's USR2), its successor takes its place.
+
+        Called ten times a second. A SIGQUIT is repeated each time: nginx only notes one that comes before it waits for
+        signals, and goes on waiting.
+        """
+        for pid, process in self.pidhistory.items():
+            if process.killing and process.config.stopsignal == signal.SIGQUIT:
+                with contextlib.suppress(ProcessLookupError):
+                    self.kill(pid, signal.SIGQUIT)
         pid, status = super().waitpid()
         process = self.pidhistory.get(pid)
         successor = process and find_successor(process.config.name)

@@ -18,7 +18,7 @@ nodaemon=true
 logfile={home}/log
 pidfile={home}/pid
 [program:nginx]
-command=/bin/sleep 60
+command={command}
 stopsignal=QUIT
 stopwaitsecs=1
 """
@@ -35,11 +35,12 @@ def hold(options):
 supervise.Options.setpgrp = hold
 supervise.run(sys.argv[1], lambda: True)
 """
+RUN = "import sys; from sluice.run import supervise; supervise.run(sys.argv[1], lambda: True)"
 
 
 @pytest.mark.contract
 def test_a_stop_ends_a_program_that_is_being_started(tmp_path: Path) -> None:
-    (tmp_path / "supervisord.conf").write_text(CONFIGURATION.format(home=tmp_path))
+    (tmp_path / "supervisord.conf").write_text(CONFIGURATION.format(home=tmp_path, command="/bin/sleep 60"))
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     command = [harness.PYTHON["cpython"], "-c", HELD, str(tmp_path / "supervisord.conf"), str(gate)]
@@ -53,5 +54,26 @@ def test_a_stop_ends_a_program_that_is_being_started(tmp_path: Path) -> None:
         held = os.open(gate, os.O_RDWR)  # where it is still held, it goes on
         os.close(held)
         assert up.wait(PATIENCE) == 0
+    assert "SIGKILL" not in log.read_text()
+    assert "stopped: nginx" in log.read_text()
+
+
+# As nginx does between the moments when it handles signals and when it waits for them
+FORGETS_ONE = "import signal\nfor _ in range(2): signal.sigwait([signal.SIGQUIT])"
+
+
+@pytest.mark.contract
+def test_a_stop_ends_a_program_that_forgets_its_first_signal(tmp_path: Path) -> None:
+    program, log, ready = tmp_path / "program.py", tmp_path / "log", tmp_path / "ready"
+    block = "import pathlib, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGQUIT])\n"
+    program.write_text(f"{block}pathlib.Path(sys.argv[1]).touch()\n{FORGETS_ONE}\n")
+    command = f"{harness.PYTHON['cpython']} {program} {ready}"
+    (tmp_path / "supervisord.conf").write_text(CONFIGURATION.format(home=tmp_path, command=command))
+    up = [harness.PYTHON["cpython"], "-c", RUN, str(tmp_path / "supervisord.conf")]
+    env = os.environ | {"INGEST_HOME": str(tmp_path)}
+    with subprocess.Popen(up, stdout=subprocess.DEVNULL, cwd=harness.ROOT, env=env) as process:
+        harness.poll(ready.exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
     assert "SIGKILL" not in log.read_text()
     assert "stopped: nginx" in log.read_text()
