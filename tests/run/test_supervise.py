@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -77,3 +79,28 @@ def test_a_stop_ends_a_program_that_forgets_its_first_signal(tmp_path: Path) -> 
         assert process.wait(PATIENCE) == 0
     assert "SIGKILL" not in log.read_text()
     assert "stopped: nginx" in log.read_text()
+
+
+@pytest.mark.contract
+def test_a_ctrl_c_ends_what_does_not_lead_its_group_yet(tmp_path: Path) -> None:
+    """`apart` in bin/provision, with a setsid that is held before it makes a group."""
+    (apart,) = re.findall(
+        r"^apart\(\) \{.*?^\}", (harness.ROOT / "bin/provision").read_text(), re.MULTILINE | re.DOTALL
+    )
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "setsid").write_text(f'#!/bin/bash\necho $$ >{tmp_path}/held\nread -r <{gate}\nexec "$@"\n')
+    (tmp_path / "setsid").chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "-c", f"{apart}\napart sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env) as process:
+        held = harness.poll(lambda: int((tmp_path / "held").read_text()))
+        try:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == -signal.SIGINT
+            assert not Path(f"/proc/{held}").exists()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(held, signal.SIGKILL)
+        assert process.stdout
+        assert process.stdout.read() == b""
