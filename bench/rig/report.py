@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +39,9 @@ class Report:
         chosen = {key: str(value) for key, value in vars(options).items() if key not in PATHS}
         if chosen.pop("one_head", None):
             chosen["heads"] = self.kind
-        command = re.sub(r" --(results|dir)[ =]\S+", "", " ".join([f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
+        keys = [f"INGEST_UNIQUE={os.environ['INGEST_UNIQUE']}"] if "INGEST_UNIQUE" in os.environ else []
+        words = [*keys, f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+        command = re.sub(r" --(results|dir)[ =]\S+", "", shlex.join(words))
         command = re.sub(r"--against[ =]\S+", "--against DIR", command)
         self.parameters = {"command": command, **machine(options.dir), **chosen}
         self.parameters |= {key: str(value) for key, value in more.items()}
