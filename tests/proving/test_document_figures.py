@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proving import figures
+from proving import figures, harness
 
 RESULT = """# A question
 
@@ -29,6 +29,13 @@ RESULT = """# A question
 - date: 2026-11-29 10:00 UTC
 """
 BELOW = "\n<sub>`bench/made --rounds 3`, 2 cores, commit abc, 2026-11-29 10:00 UTC</sub>\n"
+
+
+@pytest.mark.parametrize("name", figures.DOCUMENTS)
+def test_the_documents_have_the_figures_of_the_results(name: str) -> None:
+    text = (harness.ROOT / name).read_text()
+    assert figures.MARKED.search(text)
+    assert figures.fill(text) == text, "bench/all --write"
 
 
 @pytest.mark.parametrize(
