@@ -54,9 +54,13 @@ def show_table(wanted: dict[str, Any], results: Path) -> str:
     if wanted["table"] not in tables:
         raise KeyError(f"{path.name} has no table {wanted['table']!r}; it has {', '.join(map(repr, tables))}")
     table = tables[wanted["table"]]
-    columns = chosen(wanted.get("columns"), [*next(iter(table.values()))][1:])
+    first, *names = next(iter(table.values()))
+    columns = chosen(wanted.get("columns"), names)
     rows = chosen(wanted.get("rows"), [*table])
-    cells = [["", *columns.values()], *([shown, *(table[row][key] for key in columns)] for row, shown in rows.items())]
+    cells = [
+        [first, *columns.values()],
+        *([shown, *(table[row][key] for key in columns)] for row, shown in rows.items()),
+    ]
     if wanted.get("turned"):
         cells = [[*line] for line in zip(*cells)]
     lines = [f"| {' | '.join(line)} |" for line in cells]

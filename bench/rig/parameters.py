@@ -88,7 +88,9 @@ def machine(where: str) -> dict[str, str]:
     model = Path("/proc/cpuinfo").read_text().partition("model name")[2].partition("\n")[0].strip("\t: ")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     dirty = (
-        " and uncommitted changes" if output("git", "status", "--porcelain", "-uno", "--", ":!bench/results") else ""
+        " and uncommitted changes"
+        if output("git", "status", "--porcelain", "-uno", "--", ":!bench/results", ":!*.md")
+        else ""
     )
     packages = "gunicorn", "gevent", "redis", "hiredis"
     return {

@@ -41,15 +41,15 @@ def test_the_documents_have_the_figures_of_the_results(name: str) -> None:
 @pytest.mark.parametrize(
     ("named", "lines"),
     [
-        ('"table": "rates"', ["| one | other |", "--:|--:|", "| fast | 3 | 4 |", "| slow | 1 | 2 |"]),
-        ('"table": "target"', ["| measured |", "--:|", "| fast | 3 |"]),
-        ('"table": "rates", "rows": ["slow"], "columns": {"other": "our"}', ["| our |", "--:|", "| slow | 2 |"]),
-        ('"table": "rates", "turned": true', ["| fast | slow |", "--:|--:|", "| one | 3 | 1 |", "| other | 4 | 2 |"]),
+        ('"table": "rates"', [" | one | other |", "--:|--:|", "| fast | 3 | 4 |", "| slow | 1 | 2 |"]),
+        ('"table": "target"', ["target | measured |", "--:|", "| fast | 3 |"]),
+        ('"table": "rates", "rows": ["slow"], "columns": {"other": "our"}', [" | our |", "--:|", "| slow | 2 |"]),
+        ('"table": "rates", "turned": true', [" | fast | slow |", "--:|--:|", "| one | 3 | 1 |", "| other | 4 | 2 |"]),
     ],
 )  # fmt: skip
 def test_a_table_has_the_rows_and_columns_that_the_document_names(tmp_path: Path, named: str, lines: list[str]) -> None:
     head, rule, *rows = lines
-    table = "\n".join([f"|  {head}", f"|---|{rule}", *rows, ""])
+    table = "\n".join([f"| {head}", f"|---|{rule}", *rows, ""])
     (tmp_path / "made.md").write_text(RESULT)
     marker = f'<!-- figures {{"of": "made", {named}}} -->\n'
     filled = figures.fill(f"Before.\n\n{marker}\nAfter.\n", tmp_path)
