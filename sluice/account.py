@@ -36,12 +36,8 @@ OTHER_STORE = (
 )
 
 
-class Balance(TypedDict):
-    """Where the accepted bodies of a stream are: the terms of THE sum. None: unknown. All but these are bodies:
-
-    deleted: rows deleted by age, of all cells
-    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
-    """
+class Sums(TypedDict):
+    """What a line of a table shows of a `Balance`."""
 
     accepted: int | None
     ready: int | None
@@ -50,10 +46,19 @@ class Balance(TypedDict):
     dead: int | None
     duplicate: int | None
     missing: int | None
+    oldest_seconds: float | None
+
+
+class Balance(Sums):
+    """Where the accepted bodies of a stream are: the terms of THE sum. None: unknown. All but these are bodies:
+
+    deleted: rows deleted by age, of all cells
+    oldest_seconds: age of the oldest body that is not in the database; None too if there is none
+    """
+
     purged: int | None
     expired: int | None
     deleted: int | None
-    oldest_seconds: float | None
 
 
 class StreamBalance(Balance):

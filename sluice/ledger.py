@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
 
 from sluice import registry, settings
-from sluice.account import LATE_INTERVALS, SHARED, Balance, StreamBalance, stream_balance, stream_ledger
+from sluice.account import LATE_INTERVALS, SHARED, Balance, StreamBalance, Sums, stream_balance, stream_ledger
 from sluice.base import terminal
 from sluice.base.counters import SECONDS, SIZES
 from sluice.base.disk import spare_bytes
@@ -43,19 +43,6 @@ LISTED = {
     "without_rows": ("stream", "kind", "messages"),
 }
 COUNTING_SHARE = 1 / 20  # of the time, for counts in the database: they are slow with millions of batches
-
-
-class Sums(TypedDict):
-    """What a line of a table shows of a `Balance`."""
-
-    accepted: int | None
-    ready: int | None
-    claimed: int | None
-    stored: int | None
-    dead: int | None
-    duplicate: int | None
-    missing: int | None
-    oldest_seconds: float | None
 
 
 class StreamRow(Balance, total=False):
